@@ -1,0 +1,332 @@
+"""
+The start of an engine as an open book: what a program embeds.
+
+You keep control: ``with boot.state("load_weights") as step: ...``. Or we drive: ``boot.run(engine)``. Either way the
+engine's own exceptions stay what they are; they only carry a note.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from startup_fsm import budget, drive, identity
+from startup_fsm.course import Course, Mode, OpenState
+from startup_fsm.devices.base import Device
+from startup_fsm.devices.choice import choose
+from startup_fsm.engine import Engine, LongestRequest
+from startup_fsm.errors import (
+    BudgetError,
+    EdgeRefused,
+)
+from startup_fsm.events import (
+    AttemptStarted,
+    BudgetComputed,
+    Event,
+    NoteAdded,
+    RecoveryChosen,
+    RunFinished,
+    RunStarted,
+)
+from startup_fsm.fold import RunState, allowed_targets
+from startup_fsm.hooks import Hooks, discovered
+from startup_fsm.journal import Durability, JournalWriter
+from startup_fsm.machine import refused
+from startup_fsm.memory import format_bytes
+from startup_fsm.plan import Edge, Plan, throwaway
+from startup_fsm.recorder import Recorder
+from startup_fsm.states import FAILED, READY
+from startup_fsm.step import terminal_progress
+from startup_fsm.structured_log import Mirror
+from startup_fsm.watchdog import Watchdog
+
+
+class Bootstrap:
+    """
+    One start of one process.
+
+    Args:
+        plan: Which states there are; the default plan captures throwaway graphs and follows ``knobs``.
+        journal: Directory of runs; None keeps the start in memory.
+        device: ``auto``, ``sim``, ``cuda``, or a device.
+        knobs: What a user may set about memory.
+        hooks: Objects with some of the four hook methods.
+        mode: What a broken contract does.
+        mirror: Also write events as log lines: to stderr (True) or to a stream.
+        durability: When the disk is asked to keep the journal.
+        engine, engine_version: What is being started, for the journal.
+        settings: Further settings of the engine by our names; secrets are withheld.
+        rank: Of this process; None takes the launcher's.
+        discover: Whether hooks of installed packages are loaded (entry points ``startup_fsm.hooks``).
+        progress: Whether progress is shown where stderr is a terminal.
+
+    Raises:
+        ValueError: A mode, a device or a hook that does not exist.
+    """
+
+    def __init__(  # noqa: PLR0913 - every one has a default, and all are by name
+        self,
+        *,
+        plan: Plan | None = None,
+        journal: str | Path | None = "runs",
+        device: Device | str = "auto",
+        knobs: budget.Knobs | None = None,
+        hooks: Iterable[object] = (),
+        mode: Mode = "default",
+        mirror: bool | IO[str] | IO[bytes] = False,
+        durability: Durability = "process",
+        engine: str | None = None,
+        engine_version: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        rank: int | None = None,
+        discover: bool = True,
+        progress: bool = True,
+    ) -> None:
+        if mode not in ("default", "observe", "strict"):
+            msg = f"mode: {mode!r} is none of default, observe, strict"
+            raise ValueError(msg)
+        self.knobs = knobs or budget.Knobs()
+        self.plan = plan or throwaway(retries=self.knobs.retries, allow_eager=self.knobs.allow_eager)
+        self.mode = mode
+        self.engine = engine
+        self.engine_version = engine_version
+        self.settings = dict(settings or {})
+        self.device = choose(device)
+        self.recorder = self._recorder(journal, durability, rank)
+        self.hooks = Hooks([*hooks, *(discovered() if discover else ())], self._record)
+        self.recorder.listeners.append(lambda record: self.hooks.on_event(record.event, record=record))
+        if mirror is not False:
+            self.recorder.mirrors.append(Mirror(None if mirror is True else mirror).write)
+        self.course = Course(
+            self.plan,
+            mode,
+            self.device,
+            self.recorder,
+            self.hooks,
+            begin=self._begin,
+            watch=lambda report: Watchdog(report, self._stacks_path()),
+            show=terminal_progress() if progress else None,
+        )
+        self.measurement = self.course.measurement
+
+    def _recorder(self, journal: str | Path | None, durability: Durability, rank: int | None) -> Recorder:
+        run, joined = identity.run_id()
+        chosen = rank if rank is not None else identity.rank_of()
+        if chosen is None and not joined:
+            chosen = 0
+        process = identity.process_name(chosen)
+        writer = None
+        if journal is not None:
+            writer = JournalWriter(Path(journal) / run, process, durability=durability)
+        identity.export_run(run)
+        return Recorder(run, process, chosen, writer)
+
+    def _stacks_path(self) -> Path | None:
+        writer = self.recorder.writer
+        return None if writer is None or writer.trouble else writer.path.with_suffix(".stacks")
+
+    def _record(self, event: Event) -> None:
+        self.recorder.record(event)
+
+    @property
+    def path(self) -> Path | None:
+        """Where the journal is; None for a start in memory."""
+        return self.recorder.path
+
+    @property
+    def history(self) -> RunState:
+        """The fold of everything that was recorded so far."""
+        return self.recorder.state
+
+    def _begin(self) -> None:
+        if self.history.started is not None:
+            return
+        knobs = identity.without_secrets(self.knobs.as_settings() | self.settings)
+        plan = self.plan.as_data()
+        self.recorder.record(
+            RunStarted(
+                wall_ns=time.time_ns() - self.recorder.now_ns,
+                host=identity.host_name(),
+                pid=os.getpid(),
+                boot_id=identity.boot_id(),
+                engine=self.engine,
+                engine_version=self.engine_version,
+                device=self.device.name,
+                plan=plan,
+                knobs=knobs,
+                versions=identity.versions(),
+                environment=identity.environment(),
+                fingerprint=identity.fingerprint(plan, knobs, self.engine, self.engine_version),
+                mode=self.mode,
+            )
+        )
+        if self.recorder.attempt > 1:
+            self.recorder.record(AttemptStarted(attempt=self.recorder.attempt, reason="the run has an earlier attempt"))
+
+    def state(self, name: str) -> OpenState:
+        """
+        A state to be entered with ``with`` or ``async with``; inside it is the step.
+
+        Raises:
+            EdgeRefused: On entering, when the plan does not allow it.
+        """
+        return OpenState(self.course, name)
+
+    def kv_budget(
+        self,
+        block_bytes: int,
+        *,
+        longest: LongestRequest | None = None,
+        graphs: bool = True,
+    ) -> BudgetComputed:
+        """
+        Size the KV cache; enters ``size_kv`` by itself where it is not open.
+
+        Args:
+            block_bytes: Bytes of one KV block over all layers.
+            longest: The longest request that must fit; None to ask for one block.
+            graphs: Whether graphs are still to be captured.
+
+        Raises:
+            BudgetError: Nothing fits; it says how many bytes are missing.
+        """
+        if self.course.open is not None and self.course.open.step.state == "size_kv":
+            return self._sized(block_bytes, longest, graphs=graphs)
+        with self.state("size_kv"):
+            return self._sized(block_bytes, longest, graphs=graphs)
+
+    def _sized(self, block_bytes: int, longest: LongestRequest | None, *, graphs: bool) -> BudgetComputed:
+        state, visit = self._where()
+        if longest is not None:
+            note = {"longest_tokens": longest.tokens, "block_tokens": longest.block_tokens}
+            self.recorder.record(NoteAdded(state=state, visit=visit, note=note))
+        now = self.measurement.snapshot(state, visit, "sizing")
+        reserve = self.measurement.graphs_to_reserve(self.knobs, state) if graphs else (0, "no graphs are captured")
+        inputs = self.measurement.inputs(self.knobs, now, block_bytes, longest.blocks if longest else None, reserve)
+        computed = self.measurement.sized(inputs)
+        self.recorder.record(computed)
+        if computed.missing_bytes:
+            raise _nothing_fits(computed, longest)
+        return computed
+
+    def _where(self) -> tuple[str, int]:
+        if self.course.open is None:
+            msg = "no state is open"
+            raise EdgeRefused(msg, source=self.history.state, target=None, allowed=allowed_targets(self.history))
+        return self.course.open.step.state, self.course.open.step.visit
+
+    def run(self, engine: Engine) -> BudgetComputed:
+        """
+        Drive an engine through the plan: order the sizes, own the pools, compute the budget, tear down, retry.
+
+        Raises:
+            PlanError: The plan has a state that neither we nor the engine know.
+            Exception: The engine's own, with the diagnosis as a note; ours where a contract is broken.
+        """
+        self.engine = self.engine or str(getattr(engine, "name", type(engine).__name__))
+        self.engine_version = self.engine_version or getattr(engine, "version", None)
+        describe = getattr(engine, "knobs", None)
+        self.settings = {**(describe() if callable(describe) else {}), **self.settings}
+        return drive.run(self, engine)
+
+    def finish(self) -> None:
+        """
+        Declare the start ready.
+
+        Raises:
+            EdgeRefused: The plan does not lead to ``ready`` from here.
+        """
+        self._begin()
+        early = not self.plan.is_free and READY not in allowed_targets(self.history)
+        if (early or self.course.open is not None) and self.mode != "observe":
+            raise refused(self.history, READY, "not from here")
+        self._finished(READY, "")
+
+    def fail(self, reason: str) -> None:
+        """Declare the start failed; nothing follows."""
+        self._begin()
+        if self.history.position != "ended":
+            self._finished(FAILED, reason)
+
+    def _finished(self, end: str, reason: str) -> None:
+        recorder = self.recorder
+        recorder.record(
+            RunFinished(
+                end=end,
+                state=self.history.state,
+                reason=reason,
+                duration_ns=recorder.now_ns,
+                bookkeeping_ns=recorder.bookkeeping_ns,
+                syncing_ns=recorder.syncing_ns,
+                measuring_ns=recorder.measuring_ns,
+            )
+        )
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the journal, the watchdog and the hooks; harmless when repeated."""
+        self.course.watchdog.close()
+        self.hooks.close()
+        self.recorder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.fail(f"{type(error).__name__}: {error}")
+        self.close()
+
+    def recovery(self, error: BaseException) -> Edge | None:
+        """The edge that answers the failure of the last state, recorded; None where there is none, or none is left."""
+        failed = self.history.current
+        if failed is None or failed.failed is None:
+            return None
+        edge = self.plan.recovery(failed.state, failed.failed.category)
+        if edge is None:
+            return None
+        taken = self.history.edges_taken[edge.source, edge.name]
+        if not self.plan.allows(edge.source, edge.name, taken=taken):
+            return None
+        self.recorder.record(
+            RecoveryChosen(
+                state=edge.source,
+                edge=edge.name,
+                target=edge.target,
+                reason=f"{failed.failed.category}: {(str(error) or type(error).__name__).splitlines()[0]}",
+                taken=taken + 1,
+                bound=edge.bound,
+                inputs=self.measurement.lessons(),
+            )
+        )
+        return edge
+
+
+def _nothing_fits(computed: BudgetComputed, longest: LongestRequest | None) -> BudgetError:
+    terms = {term.term: term.bytes for term in computed.terms}
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
+    missing = format_bytes(computed.missing_bytes)
+    if computed.blocks < 1 or longest is None:
+        text = f"nothing is left for the KV cache, {missing} are missing ({shown})"
+        return BudgetError(
+            text,
+            missing_bytes=computed.missing_bytes,
+            terms=terms,
+            hint="raise gpu_memory_utilization, or charge less: smaller steps, fewer graphs",
+        )
+    fits = computed.blocks * longest.block_tokens
+    text = f"one request of {longest.tokens} tokens does not fit the KV cache, {missing} are missing ({shown})"
+    return BudgetError(
+        text,
+        missing_bytes=computed.missing_bytes,
+        terms=terms,
+        code="budget.request_does_not_fit",
+        fits={"max_model_len": fits},
+        hint=f"a request of {fits} tokens would fit; or raise gpu_memory_utilization",
+    )

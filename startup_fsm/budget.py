@@ -1,0 +1,185 @@
+"""
+How many bytes the KV cache may take. Pure arithmetic; every term is counted once and recorded.
+
+    kv       = min(free, requested - used by us) - graphs - headroom - margin - shortfall + already mapped
+    headroom = max(0, reserved peak of the largest eager step - reserved in the default pool now)
+    margin   = max(64 MiB, 0.1% of total, 2 x drift, late return)
+
+``free`` is the smaller of the settled reading after teardown and the reading now. ``graphs`` is what comes back when
+graphs are dropped, not what goes away when they are captured: the one-time part stays and is in *used by us* already.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, Literal
+
+import attrs
+
+from startup_fsm.events import BudgetComputed, BudgetTerm
+from startup_fsm.memory import MIB
+
+#: Smallest margin in bytes: the driver moves in 2 MiB pages and one reading may be off by a few of them.
+LEAST_MARGIN: Final = 64 * MIB
+
+
+@attrs.frozen(kw_only=True)
+class Knobs:
+    """
+    What a user may set.
+
+    Attributes:
+        utilization: Share of the device that this process may use, all of it counted; 0 < utilization <= 1.
+        requested_bytes: The same as explicit bytes; wins over ``utilization``.
+        kv_cache_memory_bytes: KV bytes as they are wanted, whatever the budget says; None to size them.
+        graph_estimate: ``measure`` takes what the throwaway capture gave back, ``none`` reserves nothing, a number
+            reserves that many bytes.
+        graph_share: Share of the measured estimate that is reserved; below 1 is a gamble.
+        retries: How often a start may go back and size a smaller KV cache.
+        allow_eager: Whether a start may go on without graphs when they cannot be captured.
+        arena_bytes: Address space for the KV cache where the plan reserves it; None for the requested bytes.
+    """
+
+    utilization: float = 0.9
+    requested_bytes: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    graph_estimate: Literal["measure", "none"] | int = "measure"
+    graph_share: float = 1.0
+    retries: int = 0
+    allow_eager: bool = False
+    arena_bytes: int | None = None
+
+    def __attrs_post_init__(self) -> None:
+        if not 0 < self.utilization <= 1:
+            msg = f"utilization: {self.utilization} is not above 0 and at most 1"
+            raise ValueError(msg)
+        for name in ("requested_bytes", "kv_cache_memory_bytes", "arena_bytes"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                msg = f"{name}: {value} is not a positive number of bytes"
+                raise ValueError(msg)
+        if isinstance(self.graph_estimate, int) and self.graph_estimate < 0:
+            msg = f"graph_estimate: {self.graph_estimate} is negative"
+            raise ValueError(msg)
+
+    def requested(self, total: int) -> int:
+        """Bytes asked for on a device of ``total`` bytes."""
+        return self.requested_bytes if self.requested_bytes is not None else math.floor(total * self.utilization)
+
+    def as_settings(self) -> dict[str, Any]:
+        """By the shared names of settings; what is not set is left out."""
+        settings: dict[str, Any] = {"gpu_memory_utilization": self.utilization}
+        if self.graph_estimate != "measure":
+            settings["graph_estimate"] = self.graph_estimate
+        if self.graph_share != 1:
+            settings["graph_share"] = self.graph_share
+        for name in ("requested_bytes", "kv_cache_memory_bytes", "arena_bytes"):
+            if (value := getattr(self, name)) is not None:
+                settings[name] = value
+        return settings | {"retries": self.retries, "allow_eager": self.allow_eager}
+
+
+@attrs.frozen(kw_only=True)
+class Inputs:
+    """
+    What a budget is computed from; all bytes.
+
+    Attributes:
+        total, requested: The device, and what was asked for of it.
+        used_by_us: Everything of this process: context, libraries, torch, arena.
+        free_settled, free_now: Readings of free memory, the first after teardown.
+        graphs: Reserved for graphs still to be captured.
+        headroom, margin: As the formulas above.
+        shortfall: What an earlier try of this start turned out to lack.
+        mapped: KV bytes that are mapped already and counted in ``used_by_us``.
+        block_bytes: One KV block over all layers.
+        needed_blocks: Blocks of one longest request; None where nobody said.
+        pinned: Explicit KV bytes; None to size them.
+        most_blocks: A ceiling that is not memory, such as the capacity of the arena.
+        sources: Where each figure came from, by name.
+    """
+
+    total: int
+    requested: int
+    used_by_us: int
+    free_settled: int
+    free_now: int
+    graphs: int
+    headroom: int
+    margin: int
+    block_bytes: int
+    shortfall: int = 0
+    mapped: int = 0
+    needed_blocks: int | None = None
+    pinned: int | None = None
+    most_blocks: int | None = None
+    sources: dict[str, str] = attrs.field(factory=dict)
+
+
+def margin_bytes(total: int, *, drift: int = 0, late_return: int = 0) -> int:
+    """The margin in bytes: for what a reading cannot see."""
+    return max(LEAST_MARGIN, total // 1000, 2 * abs(drift), late_return)
+
+
+def headroom_bytes(reserved_peak: int, reserved_now: int) -> int:
+    """Bytes that the largest eager step will take again. Reserved, not allocated: fragmentation is memory too."""
+    return max(0, reserved_peak - reserved_now)
+
+
+def compute(inputs: Inputs) -> BudgetComputed:
+    """Size the KV cache. Nothing is raised here: where it does not fit, ``missing_bytes`` says by how much."""
+    free = min(inputs.free_settled, inputs.free_now)
+    by_request = inputs.requested - inputs.used_by_us
+    source = inputs.sources.get
+    terms = [
+        BudgetTerm(term="requested", bytes=inputs.requested, source=source("requested", "knob")),
+        BudgetTerm(term="used_by_us", bytes=-inputs.used_by_us, source=source("used_by_us", "snapshot")),
+        # Only when the device has less than the request leaves; otherwise the request is the limit.
+        BudgetTerm(term="not_free", bytes=min(0, free - by_request), source=source("free", "device")),
+        BudgetTerm(term="graphs", bytes=-inputs.graphs, source=source("graphs", "estimate")),
+        BudgetTerm(term="headroom", bytes=-inputs.headroom, source=source("headroom", "profile")),
+        BudgetTerm(term="margin", bytes=-inputs.margin, source=source("margin", "rule")),
+        BudgetTerm(term="shortfall", bytes=-inputs.shortfall, source=source("shortfall", "earlier try")),
+        BudgetTerm(term="already_mapped", bytes=inputs.mapped, source=source("mapped", "arena")),
+    ]
+    terms = [term for term in terms if term.bytes or term.term in ("requested", "used_by_us", "graphs")]
+    available = sum(term.bytes for term in terms)
+    wanted = available if inputs.pinned is None else inputs.pinned
+    blocks = max(0, wanted // inputs.block_bytes)
+    if inputs.most_blocks is not None:
+        blocks = min(blocks, inputs.most_blocks)
+    least = max(1, inputs.needed_blocks or 1)
+    return BudgetComputed(
+        terms=tuple(terms),
+        available_bytes=available,
+        block_bytes=inputs.block_bytes,
+        blocks=blocks,
+        kv_bytes=blocks * inputs.block_bytes,
+        requested_bytes=inputs.requested,
+        total_bytes=inputs.total,
+        reachable_bytes=inputs.used_by_us + free,
+        needed_bytes=None if inputs.needed_blocks is None else inputs.needed_blocks * inputs.block_bytes,
+        missing_bytes=0 if blocks >= least else least * inputs.block_bytes - wanted,
+    )
+
+
+def adds_up(budget: BudgetComputed) -> int:
+    """What the terms of a recorded budget leave over; 0 for a sound one."""
+    return budget.available_bytes - sum(term.bytes for term in budget.terms)
+
+
+def term(budget: BudgetComputed, name: str) -> int:
+    """One term of a budget in bytes, signed as it was counted; 0 when it has none of that name."""
+    return next((each.bytes for each in budget.terms if each.term == name), 0)
+
+
+def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float] | None:
+    """
+    Smallest and largest utilization that would leave ``kv_bytes`` for the KV cache; None where no value does.
+
+    Both are rounded to three decimals, inwards. The largest is what was ours and what was free when we sized.
+    """
+    charged = budget.requested_bytes + term(budget, "not_free") - budget.available_bytes
+    lowest = math.ceil((charged + kv_bytes) / budget.total_bytes * 1000) / 1000
+    highest = math.floor(budget.reachable_bytes / budget.total_bytes * 1000) / 1000
+    return (lowest, highest) if 0 < lowest <= highest else None

@@ -1,0 +1,65 @@
+"""Readings that several judgements share: figures of a visit or a run, from what was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from startup_fsm import budget
+from startup_fsm.fold import RunState, Visit
+
+
+def requested_bytes(run: RunState, total: int) -> int | None:
+    """What the knobs ask for on a device of ``total`` bytes; None where they do not say."""
+    explicit = run.knob("requested_bytes")
+    if isinstance(explicit, int):
+        return explicit
+    share = run.knob("gpu_memory_utilization")
+    return int(total * share) if isinstance(share, (int, float)) else None
+
+
+def graphs_actual(visit: Visit) -> int | None:
+    """Bytes of this process that the real capture took; None where it was not measured."""
+    settled = visit.snapshots.get("F3") or visit.snapshots.get("leave")
+    if visit.before is None or settled is None or not visit.captures:
+        return None
+    return settled[1].own_bytes - visit.before.own_bytes
+
+
+def graphs_reserved(run: RunState) -> tuple[int, int] | None:
+    """Seq and bytes of what the last budget took off for graphs; None where no budget was computed."""
+    if not run.budgets:
+        return None
+    seq, computed = run.budgets[-1]
+    return seq, -budget.term(computed, "graphs")
+
+
+def used_peak(visit: Visit) -> int | None:
+    """Outside torch + arena + reserved peak over this visit."""
+    after = visit.snapshots.get("leave")
+    if after is None:
+        return None
+    reserved = max(after[1].reserved_peak_bytes, after[1].reserved_bytes)
+    return after[1].outside_bytes + after[1].arena_mapped_bytes + reserved
+
+
+def workspaces_in(visit: Visit) -> dict[str, int]:
+    """Named workspaces that were recorded in this visit, by name; the last size wins."""
+    return {str(probe.result.get("name")): int(probe.result.get("bytes", 0)) for _, probe in visit.workspaces}
+
+
+def workspace_before(run: RunState, visit: Visit, name: str) -> int | None:
+    """The size that a workspace had before this visit; None where nobody named it."""
+    sizes = [workspaces_in(each).get(name) for each in run.visits if each.entered_seq < visit.entered_seq]
+    return next((size for size in reversed(sizes) if size is not None), None)
+
+
+def holders_of(visit: Visit, purpose: str) -> tuple[int | None, list[dict[str, Any]]]:
+    """Seq and holders that a probe named for a pool; None and nothing where it did not run."""
+    if (probe := visit.probes.get(f"holders_{purpose}")) is None:
+        return None, []
+    return probe[0], list(probe[1].result.get("holders", ()))
+
+
+def sequence_numbers(visit: Visit, *labels: str) -> tuple[int, ...]:
+    """Where the snapshots of these labels stand; labels without one are left out."""
+    return tuple(visit.snapshots[label][0] for label in labels if label in visit.snapshots)

@@ -1,0 +1,151 @@
+"""Checks of sizes: the budget and its terms, the arena, graphs against their estimate, the peak."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Literal
+
+from startup_fsm import budget
+from startup_fsm.checks.readings import graphs_actual, graphs_reserved, sequence_numbers, used_peak
+from startup_fsm.findings import Finding
+from startup_fsm.fold import RunState, Visit
+from startup_fsm.memory import MIB, Snapshot, format_bytes
+
+PAGE: Final = 2 * MIB
+#: Graphs may differ from their estimate by this much before it is worth a warning.
+GRAPH_TOLERANCE: Final = 64 * MIB
+
+
+def terms_once(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """Each term of the budget is counted once, and they add up."""
+    found: list[Finding] = []
+    for seq, computed in run.budgets:
+        if seq < visit.entered_seq:
+            continue
+        left_over = budget.adds_up(computed)
+        names = [term.term for term in computed.terms]
+        if left_over or len(set(names)) != len(names):
+            found.append(
+                Finding(
+                    code="budget.counted_twice",
+                    severity="error",
+                    state=visit.state,
+                    message=f"the terms of the budget leave {format_bytes(left_over)} over",
+                    observed=left_over,
+                    expected=0,
+                    bytes=abs(left_over),
+                    evidence=(seq,),
+                )
+            )
+        if computed.kv_bytes > max(0, computed.available_bytes):
+            found.append(
+                Finding(
+                    code="budget.pinned_too_large",
+                    severity="warning",
+                    state=visit.state,
+                    message=f"{format_bytes(computed.kv_bytes)} of KV cache were asked for,"
+                    f" {format_bytes(computed.available_bytes)} are left for it",
+                    observed=computed.kv_bytes,
+                    expected=computed.available_bytes,
+                    bytes=computed.kv_bytes - computed.available_bytes,
+                    evidence=(seq,),
+                )
+            )
+    return found
+
+
+def mapped_within_reserved(
+    visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState
+) -> list[Finding]:
+    """An arena maps no more than it reserved."""
+    if run.arena is None:
+        return []
+    seq, arena = run.arena
+    if arena.mapped_bytes <= arena.reserved_bytes:
+        return []
+    return [
+        Finding(
+            code="kv.unmapped_touch",
+            severity="error",
+            state=visit.state,
+            message=f"{format_bytes(arena.mapped_bytes)} are mapped of {format_bytes(arena.reserved_bytes)} reserved",
+            observed=arena.mapped_bytes,
+            expected=arena.reserved_bytes,
+            evidence=(seq,),
+        )
+    ]
+
+
+def graphs_as_estimated(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """The graphs took what was reserved for them."""
+    actual, reserved = graphs_actual(visit), graphs_reserved(run)
+    if actual is None or reserved is None:
+        return []
+    seq, promised = reserved
+    estimate = next((made for _, made in reversed(run.estimates)), None)
+    tolerance = GRAPH_TOLERANCE + (estimate.error_bytes if estimate else 0)
+    off = actual - promised
+    if abs(off) <= tolerance:
+        return []
+    if off < 0 and estimate is not None and abs(estimate.recurring_bytes - actual) <= tolerance:
+        # More was kept back on purpose, by a knob or after a failed try.
+        severity: Literal["warning", "note"] = "note"
+    else:
+        severity = "warning"
+    code = ("graphs.not_reserved" if promised == 0 else "graphs.estimate_short") if off > 0 else "graphs.estimate_long"
+    return [
+        Finding(
+            code=code,
+            severity=severity,
+            state=visit.state,
+            message=f"graphs took {format_bytes(actual)}, {format_bytes(promised)} were reserved for them",
+            observed=actual,
+            expected=promised,
+            tolerance=tolerance,
+            bytes=abs(off),
+            evidence=(seq, *sequence_numbers(visit, "enter", "F3", "leave")),
+        )
+    ]
+
+
+def within_request(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """The peak over ``verify`` stays within the request, and not far below it."""
+    peak = used_peak(visit)
+    if peak is None or after is None or not run.budgets:
+        return []
+    seq, computed = run.budgets[-1]
+    over = peak - computed.requested_bytes
+    granule = max(computed.block_bytes, run.arena[1].granule_bytes if run.arena else 0, PAGE)
+    margin = -budget.term(computed, "margin") - budget.term(computed, "shortfall")
+    evidence = (seq, *sequence_numbers(visit, "leave"))
+    requested = computed.requested_bytes
+    common: dict[str, Any] = {
+        "state": visit.state,
+        "observed": peak,
+        "expected": requested,
+        "evidence": evidence,
+    }
+    if over > 0:
+        return [
+            Finding(
+                code="budget.overrun",
+                severity="warning",
+                message=f"the start peaked {format_bytes(over)} above its request of {format_bytes(requested)}",
+                tolerance=0,
+                bytes=over,
+                **common,
+            )
+        ]
+    limited = budget.term(computed, "not_free") < 0 or computed.kv_bytes + granule < computed.available_bytes
+    if limited or -over <= margin + granule:
+        return []
+    wasteful = -over > margin + granule + max(256 * MIB, computed.requested_bytes // 20)
+    return [
+        Finding(
+            code="budget.unused",
+            severity="warning" if wasteful else "note",
+            message=f"{format_bytes(-over)} of the request stay unused; the margin is {format_bytes(margin)}",
+            tolerance=margin + granule,
+            bytes=-over,
+            **common,
+        )
+    ]

@@ -1,0 +1,314 @@
+"""
+The course of one start: states are entered, judged and left here, and failures recorded. Not part of the surface.
+
+Refused is refused before anything is written; what is written is folded at once, and the fold is what the next
+decision stands on.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from startup_fsm import checks
+from startup_fsm.checks import held
+from startup_fsm.devices.base import Device
+from startup_fsm.errors import (
+    BudgetError,
+    CheckFailed,
+    EdgeRefused,
+    HookFailed,
+    PeerFailed,
+    RestartRequired,
+)
+from startup_fsm.events import CheckJudged, OomObserved, StateEntered, StateFailed, StateLeft, StateStalled
+from startup_fsm.findings import Finding
+from startup_fsm.fold import RunState
+from startup_fsm.hooks import Hooks
+from startup_fsm.machine import GuardTable, refused
+from startup_fsm.measurement import Measurement
+from startup_fsm.plan import Edge, Plan
+from startup_fsm.recorder import Recorder
+from startup_fsm.step import LiveStep
+from startup_fsm.watchdog import Watchdog
+
+#: ``default`` fails on checks that would give wrong results, ``observe`` never, ``strict`` on warnings too.
+Mode = Literal["default", "observe", "strict"]
+
+_FRAMES: Final = 8
+_OURS: Final[tuple[tuple[type[BaseException], str], ...]] = (
+    (CheckFailed, "check"),
+    (BudgetError, "budget"),
+    (HookFailed, "hook"),
+    (PeerFailed, "peer"),
+    (RestartRequired, "restart"),
+    (KeyboardInterrupt, "signal"),
+    (SystemExit, "signal"),
+)
+
+
+class Course:
+    """
+    What an open state stands on.
+
+    Args:
+        plan, mode, device, recorder, hooks: Of the start.
+        begin: Records the first event, when nothing was recorded yet.
+        watch: Makes the watchdog, given what it reports to.
+        show: Shows progress, or None.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        mode: Mode,
+        device: Device,
+        recorder: Recorder,
+        hooks: Hooks,
+        *,
+        begin: Callable[[], None],
+        watch: Callable[[Callable[[StateStalled], None]], Watchdog],
+        show: Callable[[str, int, int, str], None] | None,
+    ) -> None:
+        self.plan = plan
+        self.mode = mode
+        self.device = device
+        self.recorder = recorder
+        self.hooks = hooks
+        self.measurement = Measurement(device, recorder)
+        self.open: OpenState | None = None
+        self.watchdog = watch(self._stalled)
+        self._table = None if plan.is_free else GuardTable(plan)
+        self._begin = begin
+        self._show = show
+
+    @property
+    def history(self) -> RunState:
+        """The fold of everything that was recorded so far."""
+        return self.recorder.state
+
+    def _stalled(self, event: StateStalled) -> None:
+        self.recorder.record(event)
+        self.recorder.sync()
+
+    def enter(self, name: str, by: str | None) -> LiveStep:
+        """Refuse or record the entry of a state; by the edge ``by`` where it is named."""
+        self._begin()
+        history = self.history
+        if self.open is not None or history.position == "ended":
+            raise refused(history, name, "a state is open" if self.open is not None else "the start is over")
+        edge = self._edge_to(name, by)
+        source = history.state
+        visit = len(history.visits_of(name)) + 1
+        self.recorder.record(
+            StateEntered(
+                state=name,
+                visit=visit,
+                edge=None if edge is None else edge.name,
+                source=None if edge is None else source,
+            )
+        )
+        return LiveStep(name, visit, self.measurement, show=self._show)
+
+    def _edge_to(self, name: str, by: str | None) -> Edge | None:
+        history, plan = self.history, self.plan
+        if plan.state(name) is None:
+            raise refused(history, name, "the plan has no such state")
+        if plan.is_free or self._table is None:
+            return None
+        here = history.state
+        if here is None:
+            if name != plan.start and self.mode != "observe":
+                raise refused(history, name, f"a start begins with {plan.start}")
+            return None
+        edge = plan.edge(here, by) if by else plan.between(here, name, failed=history.position == "failed")
+        try:
+            if edge is None:
+                raise refused(history, name, "the plan has no such edge")
+            self._table.move(history, edge)
+        except EdgeRefused:
+            if self.mode != "observe":
+                raise
+        return edge
+
+    def opened(self, state: OpenState) -> None:
+        """After the entry was recorded: watch, measure, run hooks."""
+        step = state.step
+        self.open = state
+        declared = self.plan.state(step.state)
+        self.watchdog.watch(step.state, step.visit, None if declared is None else declared.deadline_s)
+        self.measurement.entering(step.state, step.visit)
+        self.hooks.before_state(step.state, visit=step.visit)
+
+    def succeeded(self, state: OpenState) -> None:
+        """A body returned: measure, judge, run hooks, record the end."""
+        step = state.step
+        self.measurement.leaving(step.state, step.visit)
+        self.measurement.snapshot(step.state, step.visit, "leave")
+        self._judge(step)
+        self.hooks.after_state(step.state, visit=step.visit, snapshot=self._visit_snapshot())
+        self.watchdog.rest()
+        self.open = None
+        self.recorder.record(StateLeft(state=step.state, visit=step.visit, **state.costs()))
+        self.recorder.sync(edge=True)
+
+    def _visit_snapshot(self) -> Any:
+        current = self.history.current
+        return None if current is None else current.after
+
+    def _judge(self, step: LiveStep) -> None:
+        current = self.history.current
+        if current is None or not self.recorder.is_ours:
+            return
+        broken: list[Finding] = []
+        for judged in checks.judge(current, self.history):
+            failing = [finding for finding in judged.findings if self._fails(judged.check, finding)]
+            broken += failing
+            self.recorder.record(
+                CheckJudged(
+                    check=judged.check.name,
+                    state=step.state,
+                    visit=step.visit,
+                    findings=judged.findings,
+                    failed=bool(failing),
+                )
+            )
+        if broken:
+            first = broken[0]
+            raise CheckFailed(f"{first.code} in {step.state}: {first.message}", findings=broken)
+
+    def _fails(self, check: checks.Check, finding: Finding) -> bool:
+        if self.mode == "observe" or finding.severity == "note":
+            return False
+        return self.mode == "strict" or (check.on_broken == "fail" and finding.severity == "error")
+
+    def failed(self, state: OpenState, error: BaseException) -> None:
+        """A body raised, or what follows it: record what can be known, leave the exception as it is."""
+        step = state.step
+        self.open = None
+        if not self.recorder.is_ours:
+            return
+        category = self.category(error)
+        part = self.history.current.part if self.history.current is not None else None
+        if category == "oom":
+            self._observe_oom(error, step, part)
+        self.measurement.snapshot(step.state, step.visit, "fail")
+        self._judge_neighbours(step)
+        self.watchdog.rest()
+        self.recorder.record(
+            StateFailed(
+                state=step.state,
+                visit=step.visit,
+                part=part,
+                error_type=f"{type(error).__module__}.{type(error).__qualname__}",
+                category=category,
+                message=str(error),
+                where=_frames(error),
+                **state.costs(),
+            )
+        )
+        self.recorder.sync()
+        self.hooks.on_failure(step.state, error, visit=step.visit)
+        where = f" in part {part}" if part else ""
+        error.add_note(f"startup-fsm: failed in state {step.state}{where} ({category}); journal: {self.recorder.path}")
+
+    def _judge_neighbours(self, step: LiveStep) -> None:
+        # Only what tells whose fault it was; the contracts of a state that ended well do not hold here.
+        current = self.history.current
+        if current is not None:
+            found = held.neighbours_still(current, current.before, current.after, self.history)
+            if found:
+                self.recorder.record(
+                    CheckJudged(check="neighbours_still", state=step.state, visit=step.visit, findings=tuple(found))
+                )
+
+    def _observe_oom(self, error: BaseException, step: LiveStep, part: str | None) -> None:
+        facts = self.device.out_of_memory(error)
+        self.recorder.record(
+            OomObserved(
+                state=step.state,
+                visit=step.visit,
+                part=part,
+                tried_bytes=None if facts is None else facts.tried_bytes,
+                free_bytes=None if facts is None else facts.free_bytes,
+                allocated_bytes=None if facts is None else facts.allocated_bytes,
+                reserved_unallocated_bytes=None if facts is None else facts.reserved_unallocated_bytes,
+                private_pool_bytes=None if facts is None else facts.private_pool_bytes,
+                message=str(error),
+                blocks=() if facts is None else facts.blocks,
+            )
+        )
+        self.measurement.learn(step.state, 0 if facts is None else facts.tried_bytes or 0)
+
+    def category(self, error: BaseException) -> str:
+        """How an exception counts: see ``state_failed``."""
+        for kind, name in _OURS:
+            if isinstance(error, kind):
+                return name
+        return self.device.category(error) or ("host_oom" if isinstance(error, MemoryError) else "raised")
+
+
+class OpenState:
+    """A state while it is open; made by ``Bootstrap.state``. As a context manager it yields the step."""
+
+    def __init__(self, course: Course, name: str, *, by: str | None = None) -> None:
+        self._course = course
+        self._name = name
+        self._by = by
+        self.step: LiveStep
+
+    def __enter__(self) -> LiveStep:
+        course = self._course
+        recorder = course.recorder
+        self._costs = (recorder.bookkeeping_ns, recorder.syncing_ns, recorder.measuring_ns)
+        self._began, self._cpu = time.monotonic_ns(), time.process_time_ns()
+        self.step = course.enter(self._name, self._by)
+        try:
+            course.opened(self)
+            self._scope = course.device.scope()
+            self._scope.__enter__()
+        except BaseException as error:
+            course.failed(self, error)
+            raise
+        return self.step
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._scope.__exit__(kind, error, trace)
+        if error is not None:
+            self._course.failed(self, error)
+            return
+        try:
+            self._course.succeeded(self)
+        except BaseException as broken:
+            self._course.failed(self, broken)
+            raise
+
+    async def __aenter__(self) -> LiveStep:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def costs(self) -> dict[str, int]:
+        """What the state took so far, and our own part of it, in ns."""
+        recorder = self._course.recorder
+        bookkeeping, syncing, measuring = self._costs
+        return {
+            "duration_ns": time.monotonic_ns() - self._began,
+            "cpu_ns": time.process_time_ns() - self._cpu,
+            "bookkeeping_ns": recorder.bookkeeping_ns - bookkeeping,
+            "syncing_ns": recorder.syncing_ns - syncing,
+            "measuring_ns": recorder.measuring_ns - measuring,
+        }
+
+
+def _frames(error: BaseException) -> tuple[str, ...]:
+    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    return tuple(f"{frame.filename}:{frame.lineno} {frame.name}: {frame.line or ''}".rstrip(": ") for frame in frames)

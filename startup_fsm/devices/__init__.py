@@ -1,0 +1,1 @@
+"""Devices: the only door to memory. Import the one you need; importing this package imports nothing."""

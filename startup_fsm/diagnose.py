@@ -1,0 +1,381 @@
+"""
+From the folded ranks of one start to its verdict: outcome, ranked findings, advice, figures, ledger. Pure.
+
+Ranking: the earliest violated invariant first, then severity, then bytes; notes come last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+
+from startup_fsm import budget
+from startup_fsm.advice import advise
+from startup_fsm.causes import budget_before, causes, last_oom, request_that_fits
+from startup_fsm.checks.readings import graphs_actual, used_peak
+from startup_fsm.events import StateFailed
+from startup_fsm.findings import SEVERITIES, Advice, Finding
+from startup_fsm.fold import RunState, Visit
+from startup_fsm.memory import Snapshot, accounts
+from startup_fsm.verdict import Outcome, RankedFinding, Verdict
+
+#: Time outside every state that is worth a note: more than this, and more than a fifth of the start.
+_UNATTRIBUTED_NS: Final = 1_000_000_000
+
+
+@attrs.frozen(kw_only=True)
+class Source:
+    """
+    One process of a start and what surrounds its journal.
+
+    Attributes:
+        run: The fold of its journal.
+        problems: What is wrong with the file: kind, sentence, seq of the next good event.
+        is_alive: Whether a process still holds the journal open for writing.
+        stacks: The stack that faulthandler left beside it, outermost line first; empty where it left none.
+    """
+
+    run: RunState
+    problems: tuple[tuple[str, str, int | None], ...] = ()
+    is_alive: bool = False
+    stacks: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """``rank 3``, or the name of a process that is no rank."""
+        return self.run.process or "unknown" if self.run.rank is None else f"rank {self.run.rank}"
+
+
+def diagnose(sources: Sequence[Source], *, source: str = "journal", origin: str | None = None) -> Verdict:
+    """
+    The verdict on one attempt of one run.
+
+    Args:
+        sources: All its processes; at least one.
+        source: Where the events came from.
+        origin: The path that was read.
+    """
+    outcomes = [outcome(each) for each in sources]
+    decides = _deciding(sources, outcomes)
+    chosen, result = sources[decides], outcomes[decides]
+    run = chosen.run
+    failing = run.current if result != "ready" else None
+    ranked = _ranked(sources, outcomes)
+    started = run.started
+    last = _last_snapshot(run)
+    figures = {each.label: figures_of(each.run) for each in sources}
+    return Verdict(
+        source=source if started is None or started.source == "journal" else started.source,
+        origin=origin,
+        engine=None if started is None else started.engine,
+        engine_version=None if started is None else started.engine_version,
+        run=run.run,
+        attempt=run.attempt,
+        ranks=max(1, len(sources)),
+        outcome=result,
+        failed_state=None if result in ("ready", "running") else run.state,
+        part=None if failing is None else failing.part,
+        failed_rank=None if result in ("ready", "running") or len(sources) == 1 else chosen.label,
+        figures=figures[chosen.label],
+        figures_by_rank=figures,
+        inferred=_inferred(run),
+        ledger=() if last is None else accounts(last),
+        unexplained_bytes=None if last is None else last.unexplained_bytes,
+        missing_bytes=_missing(run, failing),
+        durations_ns=_durations(run),
+        findings=tuple(ranked),
+        advice=tuple(_advice(ranked, sources)),
+        unseen=tuple(_unseen(run)),
+        problems=tuple(text for each in sources for _, text, _ in each.problems),
+    )
+
+
+def outcome(source: Source) -> Outcome:
+    """How one process ended."""
+    run = source.run
+    if run.finished is not None and run.finished[1].end == "ready":
+        return "ready"
+    if _stalled_visit(source) is not None and not source.is_alive:
+        return "hang"
+    visit = run.current
+    if visit is not None and visit.failed is not None:
+        return _failed_outcome(visit.failed, is_signalled=bool(run.signals))
+    if run.finished is not None or run.peer_failures:
+        return "error"
+    if source.is_alive:
+        return "running"
+    return "interrupted" if run.signals else "incomplete"
+
+
+def _failed_outcome(failed: StateFailed, *, is_signalled: bool) -> Outcome:
+    if failed.category in ("oom", "host_oom"):
+        return "oom"
+    return "interrupted" if failed.category == "signal" or is_signalled else "error"
+
+
+def _stalled_visit(source: Source) -> Visit | None:
+    """The visit that passed its deadline and never left its state, whatever ended the process then."""
+    run, visit = source.run, source.run.current
+    if visit is None or visit.left is not None or (visit.failed is not None and visit.failed.category != "signal"):
+        return None
+    journaled = any(event.state == visit.state and event.visit == visit.visit for _, event in run.stalls)
+    return visit if journaled or source.stacks else None
+
+
+def _deciding(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> int:
+    """The process that the verdict is about: the first that failed for a reason of its own, else the first."""
+    order = {"oom": 0, "error": 0, "hang": 1, "interrupted": 2, "incomplete": 2, "running": 3, "ready": 4}
+
+    def key(at: int) -> tuple[int, int, int, int]:
+        run = sources[at].run
+        by_peer = 1 if run.peer_failures else 0
+        ended = 0 if run.started is None or run.started.wall_ns is None else run.started.wall_ns + (run.last_t or 0)
+        return order[outcomes[at]], by_peer, ended if order[outcomes[at]] < 2 else 0, at
+
+    return min(range(len(sources)), key=key)
+
+
+def _ranked(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> list[RankedFinding]:
+    found: list[tuple[tuple[Any, ...], RankedFinding]] = []
+    for source, result in zip(sources, outcomes, strict=True):
+        label = source.label if len(sources) > 1 else None
+        seen: set[tuple[str, str | None]] = set()
+        for finding in _findings(source, result):
+            if (finding.code, finding.state) in seen:
+                continue
+            seen.add((finding.code, finding.state))
+            found.append((_rank(finding, source.run), _evident(finding, label, source)))
+    return [ranked for _, ranked in sorted(found, key=lambda pair: pair[0])]
+
+
+def _rank(finding: Finding, run: RunState) -> tuple[Any, ...]:
+    first = min(finding.evidence) if finding.evidence else run.last_seq + 1
+    return finding.severity == "note", first, SEVERITIES.index(finding.severity), -finding.bytes
+
+
+def _findings(source: Source, result: Outcome) -> list[Finding]:
+    """Causes of failures first, so that they win over what a check says of the same thing."""
+    run = source.run
+    found: list[Finding] = []
+    for visit in run.visits:
+        for finding in causes(visit, run):
+            recovered = result == "ready" or visit is not run.current
+            found.append(attrs.evolve(finding, severity="warning") if recovered else finding)
+    for seq, judged in run.checks:
+        # Of a state that was tried again only what failed it counts.
+        found += [attrs.evolve(each, evidence=each.evidence or (seq,)) for each in judged.findings]
+    return found + _endings(source, result) + _troubles(source, result)
+
+
+def _endings(source: Source, result: Outcome) -> list[Finding]:
+    run, visit = source.run, source.run.current
+    state = run.state
+    found: list[Finding] = []
+    stalled = _stalled_visit(source)
+    for seq, event in run.stalls:
+        stuck = result == "hang" and stalled is not None and event.state == stalled.state
+        line = event.stack[-1].strip() if event.stack else "no stack"
+        found.append(
+            Finding(
+                code="state.stalled",
+                severity="error" if stuck else "warning",
+                state=event.state,
+                message=f"{event.state} passed its deadline of {event.deadline_ns / 1e9:g} s at: {line}",
+                observed=list(event.stack),
+                expected=event.deadline_ns,
+                evidence=(seq,),
+            )
+        )
+    if result == "hang" and not found and stalled is not None:
+        text = f"{stalled.state} passed its deadline at: {source.stacks[-1].strip()}"
+        stack, at = list(source.stacks), (stalled.entered_seq,)
+        found.append(
+            Finding(code="state.stalled", severity="error", state=state, message=text, observed=stack, evidence=at)
+        )
+    if result == "incomplete":
+        where = f"inside {state}" if visit is not None and visit.is_open else f"after {state}" if state else "at once"
+        found.append(
+            Finding(
+                code="run.ended_without_trace",
+                severity="error",
+                state=state,
+                part=None if visit is None else visit.part,
+                message=f"the journal stops {where}; nothing says why",
+                evidence=() if visit is None else (visit.entered_seq,),
+            )
+        )
+    if result == "interrupted" and run.signals:
+        seq, signalled = run.signals[-1]
+        text = f"{signalled.signal} arrived in {signalled.state or state}"
+        found.append(Finding(code="run.ended_by_signal", severity="error", state=state, message=text, evidence=(seq,)))
+    for seq, failed in run.peer_failures:
+        text = f"{failed.peer} failed in {failed.state}: {failed.reason}"
+        found.append(Finding(code="ranks.peer_failed", severity="error", state=state, message=text, evidence=(seq,)))
+    return found
+
+
+def _troubles(source: Source, result: Outcome) -> list[Finding]:
+    """What is wrong with the record itself, and time that no state explains."""
+    run = source.run
+    found: list[Finding] = []
+    for kind, text, seq in source.problems:
+        code = "journal.torn" if kind in ("torn", "broken") else "journal.gap"
+        # A torn tail is what a killed process leaves: it says nothing that the end does not say.
+        severity = "note" if kind == "torn" else "warning"
+        at = () if seq is None else (seq,)
+        found.append(Finding(code=code, severity=severity, message=text, evidence=at))  # type: ignore[arg-type]
+    for seq, decision in run.decisions:
+        if decision.decision == "journal_in_memory":
+            text = f"the journal could not be written for a while: {decision.reason}"
+            found.append(Finding(code="journal.unwritable", severity="warning", message=text, evidence=(seq,)))
+    total, inside = run.last_t or 0, sum(visit.duration_ns or 0 for visit in run.visits)
+    outside = total - inside
+    if result == "ready" and outside > _UNATTRIBUTED_NS and outside * 5 > total:
+        text = f"{outside / 1e9:.1f} s of {total / 1e9:.1f} s lie outside every state"
+        found.append(Finding(code="time.unattributed", severity="note", message=text, observed=outside))
+    return found
+
+
+def _evident(finding: Finding, label: str | None, source: Source) -> RankedFinding:
+    shown: list[Mapping[str, Any]] = [{"seq": seq} for seq in finding.evidence]
+    if finding.code == "state.stalled" and isinstance(finding.observed, list):
+        shown += [{"text": line} for line in finding.observed[-6:]]
+    visit = source.run.current
+    if visit is not None and visit.failed is not None and visit.ended_seq in finding.evidence:
+        shown += [{"seq": visit.ended_seq, "text": line} for line in visit.failed.where[-2:]]
+    return RankedFinding(finding=finding, rank=label, evidence=tuple(shown))
+
+
+def _advice(ranked: Sequence[RankedFinding], sources: Sequence[Source]) -> list[Advice]:
+    """Advice on each finding in its order; the first word on a setting stands."""
+    found: list[Advice] = []
+    by_label = {source.label: source.run for source in sources}
+    for each in ranked:
+        if each.finding.severity == "note" and each.finding.code != "budget.unused":
+            continue
+        run = by_label[each.rank] if each.rank is not None else sources[0].run
+        settings = {change.setting for advice in found for change in advice.changes}
+        found += [
+            advice
+            for advice in advise(each.finding, _visit_of(each.finding, run), run)
+            if not settings.intersection(change.setting for change in advice.changes)
+        ]
+    return found
+
+
+def _visit_of(finding: Finding, run: RunState) -> Visit | None:
+    """The visit whose failure a finding explains: the one that its last event lies in."""
+    last = max(finding.evidence, default=-1)
+    for visit in reversed(run.visits):
+        if visit.entered_seq <= last:
+            return visit
+    return run.current
+
+
+def figures_of(run: RunState) -> dict[str, int | float]:
+    """Figures of the shared list, by name; what nothing measured is absent."""
+    figures: dict[str, int | float | None] = {name: event.value for name, (_, event) in run.figures.items()}
+    first, last = (_first_snapshot(run), _last_snapshot(run))
+    if first is not None and last is not None:
+        figures["total_bytes"] = first.total_bytes
+        figures["free_at_start_bytes"] = first.free_bytes
+        figures["outside_torch_bytes"] = last.outside_bytes
+        figures["unexplained_bytes"] = last.unexplained_bytes
+        figures["process_bytes"] = last.process_bytes
+    for knob in ("gpu_memory_utilization", "max_model_len", "max_num_seqs"):
+        value = run.knob(knob)
+        figures[knob] = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    loaded = run.last("load_weights")
+    if loaded is not None and loaded.left is not None and loaded.before is not None and loaded.after is not None:
+        figures["weights_bytes"] = loaded.after.allocated_bytes - loaded.before.allocated_bytes
+    if run.estimates:
+        figures["graph_recurring_bytes"] = run.estimates[-1][1].recurring_bytes
+        figures["graph_one_time_bytes"] = run.estimates[-1][1].one_time_bytes
+    _sized_figures(run, figures)
+    for visit in run.visits:
+        if visit.state == "capture_graphs" and visit.left is not None:
+            figures["graph_actual_bytes"] = graphs_actual(visit)
+        if visit.state == "verify" and visit.left is not None:
+            figures["used_peak_bytes"] = used_peak(visit)
+    if run.ooms:
+        figures["oom_tried_bytes"] = run.ooms[-1][1].tried_bytes
+        figures["oom_free_bytes"] = run.ooms[-1][1].free_bytes
+        figures["torch_allocated_bytes"] = run.ooms[-1][1].allocated_bytes
+        figures["torch_reserved_unallocated_bytes"] = run.ooms[-1][1].reserved_unallocated_bytes
+        figures["graph_private_pool_bytes"] = run.ooms[-1][1].private_pool_bytes
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _sized_figures(run: RunState, figures: dict[str, int | float | None]) -> None:
+    if not run.budgets:
+        return
+    computed = run.budgets[-1][1]
+    figures["requested_bytes"] = computed.requested_bytes
+    figures["kv_available_bytes"] = computed.available_bytes
+    figures["kv_needed_bytes"] = computed.needed_bytes
+    figures["graph_estimate_bytes"] = -budget.term(computed, "graphs")
+    figures["activation_reserved_peak_bytes"] = -budget.term(computed, "headroom")
+    if not computed.missing_bytes:
+        figures["kv_cache_bytes"] = computed.kv_bytes
+        figures["gpu_blocks"] = computed.blocks
+    sizing = run.last("size_kv")
+    if sizing is not None and (fits := request_that_fits(sizing, computed)):
+        figures["estimated_max_model_len" if computed.missing_bytes else "kv_tokens"] = fits
+
+
+def _inferred(run: RunState) -> tuple[str, ...]:
+    last = _last_snapshot(run)
+    names = [] if last is None or last.process_bytes is not None else ["outside_torch_bytes", "unexplained_bytes"]
+    return tuple(names)
+
+
+def _missing(run: RunState, failing: Visit | None) -> int | None:
+    if failing is None or failing.failed is None:
+        return None
+    sized, oom = budget_before(failing, run), last_oom(failing, run)
+    if failing.failed.category == "budget" and sized is not None:
+        return sized[1].missing_bytes
+    found = causes(failing, run)
+    if oom is None or not found:
+        return None
+    return found[0].bytes
+
+
+def _durations(run: RunState) -> dict[str, int]:
+    durations: dict[str, int] = {}
+    for visit in run.visits:
+        end = visit.ended_t if visit.ended_t is not None else run.last_t
+        if visit.entered_t is not None and end is not None:
+            durations[visit.state] = durations.get(visit.state, 0) + end - visit.entered_t
+    return durations
+
+
+def _first_snapshot(run: RunState) -> Snapshot | None:
+    return next((shot for visit in run.visits for _, shot in visit.snapshots.values()), None)
+
+
+def _last_snapshot(run: RunState) -> Snapshot | None:
+    shots = [pair for visit in run.visits for pair in visit.snapshots.values()]
+    return max(shots, key=lambda pair: pair[0])[1] if shots else None
+
+
+def _unseen(run: RunState) -> list[str]:
+    unseen = []
+    last = _last_snapshot(run)
+    if last is None:
+        unseen.append("memory: no snapshot was taken")
+    elif last.process_bytes is None:
+        unseen.append("bytes of other processes: this device does not tell them apart, so all is charged to us")
+    unseen += [
+        f"{name}: {event.skipped}"
+        for visit in run.visits
+        for name, (_, event) in visit.probes.items()
+        if event.skipped is not None
+    ]
+    if run.unknown:
+        unseen.append(f"events of kinds that this version does not know: {', '.join(sorted(run.unknown))}")
+    if run.plan_trouble:
+        unseen.append(f"the plan: {run.plan_trouble}")
+    return list(dict.fromkeys(unseen))

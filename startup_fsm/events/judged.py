@@ -1,0 +1,118 @@
+"""What was concluded while starting: estimates, checks, budgets, agreements, decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import attrs
+
+from startup_fsm.events.envelope import Event
+from startup_fsm.findings import Finding
+
+
+@attrs.frozen(kw_only=True)
+class EstimateMade(Event):
+    """
+    A number with an error: what something will take.
+
+    Attributes:
+        estimate: What is estimated, such as ``graphs``.
+        method: How, such as ``release`` (by what came back).
+        recurring_bytes: Comes again with the real thing.
+        one_time_bytes: Stays and does not come again.
+        kv_bytes: What the profiling KV cache gave back.
+        seen, of: How many of how many sizes were captured.
+        error_bytes: Half the width of what it may be off by.
+        readings: The free-memory readings it rests on, by name.
+    """
+
+    kind: ClassVar[str] = "estimate_made"
+
+    estimate: str
+    method: str
+    recurring_bytes: int
+    one_time_bytes: int = 0
+    kv_bytes: int | None = None
+    seen: int = 0
+    of: int = 0
+    error_bytes: int = 0
+    readings: Mapping[str, int] = attrs.field(factory=dict)
+    state: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class CheckJudged(Event):
+    """A check looked at an edge; no findings means that it held."""
+
+    kind: ClassVar[str] = "check_judged"
+
+    check: str
+    state: str
+    visit: int = 1
+    findings: tuple[Finding, ...] = ()
+    failed: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class BudgetTerm:
+    """One signed term of a budget: name, bytes, and the meter or knob that gave it."""
+
+    term: str
+    bytes: int
+    source: str
+
+
+@attrs.frozen(kw_only=True)
+class BudgetComputed(Event):
+    """
+    How the KV cache was sized; the terms add up to ``available_bytes``.
+
+    Attributes:
+        terms: Each counted once, signed.
+        available_bytes: What is left for the KV cache before flooring; negative when nothing is.
+        block_bytes, blocks, kv_bytes: ``kv_bytes = blocks * block_bytes <= available_bytes``.
+        requested_bytes: The request on the device; the ceiling of everything.
+        reachable_bytes: The largest request that the device could honour: used by us, and free.
+        needed_bytes: What one longest request takes; None where nobody said.
+        missing_bytes: What is short; 0 when it fits.
+    """
+
+    kind: ClassVar[str] = "budget_computed"
+
+    state: str = "size_kv"
+    visit: int = 1
+    terms: tuple[BudgetTerm, ...] = ()
+    available_bytes: int
+    block_bytes: int
+    blocks: int
+    kv_bytes: int
+    requested_bytes: int
+    total_bytes: int
+    reachable_bytes: int
+    needed_bytes: int | None = None
+    missing_bytes: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class RanksAgreed(Event):
+    """What all ranks agreed on, every rank's offer, and the rank that decided."""
+
+    kind: ClassVar[str] = "ranks_agreed"
+
+    topic: str
+    agreed: Any = None
+    offers: Mapping[str, Any] = attrs.field(factory=dict)
+    decided_by: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class DecisionMade(Event):
+    """Something was chosen or left out, with the reason and the inputs."""
+
+    kind: ClassVar[str] = "decision_made"
+
+    decision: str
+    reason: str
+    state: str | None = None
+    inputs: Mapping[str, Any] = attrs.field(factory=dict)

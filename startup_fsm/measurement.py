@@ -1,0 +1,321 @@
+"""
+What is measured at the edges of a live start: F0, F1, F1b and F2, peaks, the proof of teardown, the budget's inputs.
+
+    F0   settled, nothing captured                                   end of profile_activations
+    F1   throwaway graphs and profiling KV alive, cache emptied      end of capture_throwaway
+    F1b  graphs released and proven gone, settled                    recurring = F1 - F1b, in bytes of ours
+    F2   KV released and proven gone, settled                        one_time = F2 - F0
+
+Bytes of this process are compared, not free memory, wherever the device tells them apart: a neighbour that moves
+meanwhile is then nobody's graph.
+"""
+
+from __future__ import annotations
+
+import attrs
+
+from startup_fsm import budget, probes
+from startup_fsm.devices.base import Arena, Device, Settled
+from startup_fsm.engine import Pool
+from startup_fsm.events import (
+    BudgetComputed,
+    DecisionMade,
+    EstimateMade,
+    PoolOpened,
+    PoolReleased,
+    ProbeRecorded,
+    SnapshotTaken,
+)
+from startup_fsm.memory import MIB, Snapshot
+from startup_fsm.recorder import Recorder
+
+#: Purposes of pools, by the state that opens them.
+PURPOSES = {
+    "bootstrap_kv": "profiling_kv",
+    "capture_throwaway": "throwaway_graphs",
+    "allocate_kv": "kv",
+    "capture_graphs": "graphs",
+}
+_GRAPHS = ("throwaway_graphs", "graphs")
+_KV = ("profiling_kv", "kv")
+DEFAULT_POOL = "0.0"
+
+
+@attrs.define
+class Measurement:
+    """
+    The readings and pools of one live start.
+
+    Attributes:
+        device: The door to memory.
+        recorder: Where readings go.
+        pools: Open pools by purpose.
+        readings: Settled snapshots by label.
+        profile_peak: Reserved peak in bytes of the largest eager step; None until it was profiled.
+        late_return: Most bytes that came back late while settling.
+        recurring: Measured bytes of the throwaway graphs; None until they were torn down.
+        shortfall: What a failed try of this start lacked, in bytes.
+        learned_graphs: What the graphs turned out to take in a failed try, in bytes.
+        has_real_graphs: From the first real capture on nothing clears workspaces: they are baked into the graphs.
+        captured, to_capture: Graphs captured since the last teardown, and how many there will be.
+        arena: The KV arena, where the plan has one.
+        prefix_blocks: KV blocks that are mapped before capture.
+        workspaces: Bytes of persistent workspaces that the engine named.
+    """
+
+    device: Device
+    recorder: Recorder
+    pools: dict[str, Pool] = attrs.field(factory=dict)
+    readings: dict[str, Snapshot] = attrs.field(factory=dict)
+    profile_peak: int | None = None
+    late_return: int = 0
+    recurring: int | None = None
+    shortfall: int = 0
+    learned_graphs: int = 0
+    has_real_graphs: bool = False
+    captured: int = 0
+    to_capture: int = 0
+    arena: Arena | None = None
+    prefix_blocks: int = 1
+    workspaces: dict[str, int] = attrs.field(factory=dict)
+
+    def snapshot(self, state: str, visit: int, label: str, *, settled: bool = False) -> Snapshot:
+        """Take and record one snapshot."""
+        snapshot = self.device.snapshot(settled=settled)
+        self.recorder.measuring_ns += snapshot.cost_ns
+        self.recorder.record(SnapshotTaken(state=state, visit=visit, label=label, snapshot=snapshot))
+        return snapshot
+
+    def settle(self, state: str, visit: int, label: str, *, clear_workspaces: bool) -> Snapshot:
+        """Settle, then take the reading that a decision rests on."""
+        clear = clear_workspaces and not self.has_real_graphs
+        settled = self.device.settle(clear_workspaces=clear)
+        self.recorder.measuring_ns += settled.duration_ns
+        self.late_return = max(self.late_return, settled.late_return_bytes)
+        self._record_settled(state, visit, label, settled)
+        self.readings[label] = self.snapshot(state, visit, label, settled=True)
+        return self.readings[label]
+
+    def _record_settled(self, state: str, visit: int, label: str, settled: Settled) -> None:
+        self.recorder.record(
+            ProbeRecorded(
+                probe="settle",
+                state=state,
+                visit=visit,
+                inputs={"label": label},
+                result=attrs.asdict(settled),
+                cost_ns=settled.duration_ns,
+            )
+        )
+
+    def open_pool(self, purpose: str, state: str, visit: int) -> Pool:
+        """The open pool of that purpose, or a new one."""
+        if purpose not in self.pools:
+            pool = self.device.open_pool(purpose)
+            self.pools[purpose] = pool
+            self.recorder.record(PoolOpened(pool=pool.id, purpose=purpose, state=state, visit=visit))
+        return self.pools[purpose]
+
+    def entering(self, state: str, visit: int) -> None:
+        """Peaks that a state is judged by begin with it; then the ``enter`` snapshot is taken."""
+        if state in ("profile_activations", "verify"):
+            self.device.reset_peaks()
+        self.readings["enter"] = self.snapshot(state, visit, "enter")
+
+    def leaving(self, state: str, visit: int) -> None:
+        """What is read when a state ends well; the ``leave`` snapshot comes after it."""
+        if state == "profile_activations":
+            peak = self.snapshot(state, visit, "peak")
+            self.profile_peak = max(self.profile_peak or 0, peak.reserved_peak_bytes)
+            self.settle(state, visit, "F0", clear_workspaces=True)
+        elif state == "capture_throwaway":
+            self.settle(state, visit, "F1", clear_workspaces=False)
+        elif state == "teardown":
+            self.tear_down(state, visit)
+        elif state == "capture_graphs" and "graphs" in self.pools:
+            self.settle(state, visit, "F3", clear_workspaces=False)
+
+    def tear_down(self, state: str, visit: int) -> None:
+        """Release graphs, then KV, each with its proof; and make the estimate where the readings allow it."""
+        throwaway = "throwaway_graphs" in self.pools
+        # Real graphs die here too; after that nothing is baked in any more.
+        self.has_real_graphs = False
+        for purpose in _GRAPHS:
+            self._release(purpose, state, visit)
+        after_graphs = self.settle(state, visit, "F1b", clear_workspaces=True)
+        for purpose in _KV:
+            self._release(purpose, state, visit)
+        after_kv = self.settle(state, visit, "F2", clear_workspaces=True)
+        self._close_arena(state, visit)
+        if throwaway and "F1" in self.readings and self.captured:
+            self._estimate(self.readings["F1"], after_graphs, after_kv, state)
+        self.captured = 0
+
+    def _close_arena(self, state: str, visit: int) -> None:
+        """Give the arena back, unless something still points into it: then it stays, and a check will say so."""
+        if self.arena is None:
+            return
+        found = probes.holders(self.device.holder_test(None))
+        if found:
+            self._record_holders("kv", state, visit, {"pool": "arena"}, self.arena.mapped_bytes, found)
+            return
+        self.arena.close()
+        self.arena = None
+
+    def gone(self, purpose: str, state: str, visit: int) -> None:
+        """A pool that a repair ended: it is not ours any more."""
+        pool = self.pools.pop(purpose)
+        left = self.device.snapshot().pool(pool.id)
+        left_bytes = 0 if left is None else left.reserved_bytes
+        self.recorder.record(
+            PoolReleased(pool=pool.id, purpose=purpose, state=state, visit=visit, left_bytes=left_bytes)
+        )
+
+    def _release(self, purpose: str, state: str, visit: int) -> None:
+        pool = self.pools.pop(purpose, None)
+        if pool is None:
+            return
+        lives_here = self.device.holder_test(pool)
+        settled = self.device.settle(clear_workspaces=True)
+        self.recorder.measuring_ns += settled.duration_ns
+        count = pool.use_count()
+        before = self.device.snapshot().pool(pool.id)
+        pool.release()
+        settled = self.device.settle(clear_workspaces=True)
+        self.recorder.measuring_ns += settled.duration_ns
+        after = self.device.snapshot().pool(pool.id)
+        left = 0 if after is None else after.reserved_bytes
+        self.recorder.record(
+            PoolReleased(
+                pool=pool.id,
+                purpose=purpose,
+                state=state,
+                visit=visit,
+                use_count=count,
+                held_bytes=0 if before is None else before.reserved_bytes,
+                left_bytes=left,
+            )
+        )
+        if left or count > 1:
+            found = probes.holders(lives_here)
+            self._record_holders(purpose, state, visit, {"pool": pool.id, "use_count": count}, left, found)
+
+    def _record_holders(
+        self, purpose: str, state: str, visit: int, inputs: dict[str, object], left: int, found: list[probes.Holder]
+    ) -> None:
+        self.recorder.record(
+            ProbeRecorded(
+                probe=f"holders_{purpose}",
+                state=state,
+                visit=visit,
+                inputs=inputs,
+                result={"left_bytes": left, "holders": [attrs.asdict(holder) for holder in found]},
+            )
+        )
+
+    def _estimate(self, graphs_alive: Snapshot, after_graphs: Snapshot, after_kv: Snapshot, state: str) -> None:
+        baseline = self.readings.get("F0")
+        recurring = graphs_alive.own_bytes - after_graphs.own_bytes
+        self.recurring = recurring
+        self.recorder.record(
+            EstimateMade(
+                estimate="graphs",
+                method="release",
+                recurring_bytes=recurring,
+                one_time_bytes=0 if baseline is None else after_kv.own_bytes - baseline.own_bytes,
+                kv_bytes=after_graphs.own_bytes - after_kv.own_bytes,
+                seen=self.captured,
+                of=max(self.to_capture, self.captured),
+                # The driver moves in 2 MiB pages and there are two readings.
+                error_bytes=4 * MIB,
+                readings={
+                    label: self.readings[label].own_bytes
+                    for label in ("F0", "F1", "F1b", "F2")
+                    if label in self.readings
+                },
+                state=state,
+            )
+        )
+
+    def graphs_to_reserve(self, knobs: budget.Knobs, state: str) -> tuple[int, str]:
+        """Bytes to take off for graphs that are still to come, and where that number is from; a decision says why."""
+        if self.has_real_graphs:
+            return 0, "captured already"
+        measured = self.recurring
+        chosen, source = 0, "nothing measured"
+        if isinstance(knobs.graph_estimate, int):
+            chosen, source = knobs.graph_estimate, "knob"
+        elif knobs.graph_estimate == "none":
+            source = "knob: none"
+        elif measured is not None:
+            chosen, source = int(measured * knobs.graph_share), "measured by release"
+        learned = self.learned_graphs
+        if learned > chosen:
+            chosen, source = learned, "a failed try"
+        self.recorder.record(
+            DecisionMade(
+                decision="reserve_for_graphs",
+                reason=source,
+                state=state,
+                inputs={
+                    "reserved_bytes": chosen,
+                    "measured_bytes": measured,
+                    "graph_estimate": knobs.graph_estimate,
+                    "graph_share": knobs.graph_share,
+                    "learned_bytes": learned,
+                },
+            )
+        )
+        return chosen, source
+
+    def learn(self, state: str, tried: int) -> None:
+        """After memory ran out by ``tried`` bytes: what the next try of this start must leave free."""
+        if state == "capture_graphs":
+            seen = self.device.snapshot().own_bytes - self.readings["enter"].own_bytes + tried
+            self.learned_graphs = max(self.recurring or 0, seen, 2 * self.learned_graphs)
+        elif state in ("allocate_kv", "commit_kv", "verify"):
+            self.shortfall = max(2 * self.shortfall, tried, budget.LEAST_MARGIN)
+
+    def lessons(self) -> dict[str, int]:
+        """What failed tries taught, in bytes, for the journal."""
+        return {"learned_graph_bytes": self.learned_graphs, "shortfall_bytes": self.shortfall}
+
+    def sized(self, inputs: budget.Inputs) -> BudgetComputed:
+        """The budget; where there is an arena, blocks are those whose mapping fits, granules included."""
+        computed = budget.compute(inputs)
+        if self.arena is None:
+            return computed
+        within = self.arena.blocks_within(max(0, computed.available_bytes))
+        return budget.compute(attrs.evolve(inputs, most_blocks=within))
+
+    def inputs(
+        self, knobs: budget.Knobs, now: Snapshot, block_bytes: int, needed_blocks: int | None, graphs: tuple[int, str]
+    ) -> budget.Inputs:
+        """Everything that the budget is computed from, with the source of each figure."""
+        settled = self.readings.get("F2") or self.readings.get("F0") or now
+        baseline = self.readings.get("F0")
+        default = now.pool(DEFAULT_POOL)
+        reserved_now = now.reserved_bytes if default is None else default.reserved_bytes
+        drift = 0 if baseline is None else now.unexplained_bytes - baseline.unexplained_bytes
+        return budget.Inputs(
+            total=now.total_bytes,
+            requested=knobs.requested(now.total_bytes),
+            used_by_us=now.own_bytes,
+            free_settled=settled.free_bytes if not self.has_real_graphs else now.free_bytes,
+            free_now=now.free_bytes,
+            graphs=graphs[0],
+            headroom=budget.headroom_bytes(self.profile_peak or 0, reserved_now),
+            margin=budget.margin_bytes(now.total_bytes, drift=drift, late_return=self.late_return),
+            shortfall=self.shortfall,
+            block_bytes=block_bytes,
+            needed_blocks=needed_blocks,
+            pinned=knobs.kv_cache_memory_bytes,
+            mapped=now.arena_mapped_bytes,
+            sources={
+                "requested": "requested_bytes" if knobs.requested_bytes is not None else "gpu_memory_utilization",
+                "used_by_us": now.sources.get("process", "inferred"),
+                "free": now.sources.get("device", "device"),
+                "graphs": graphs[1],
+                "headroom": "profile_activations" if self.profile_peak is not None else "not profiled",
+            },
+        )

@@ -1,0 +1,324 @@
+"""
+Plans: which state may follow which, and what may be done about a failure. Pure.
+
+A plan is verified when it is built and written whole into the journal. ``plan.allows(state, edge)`` is the only law:
+the guard table of the live machine is built from it, and a journal is verified against it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, Literal
+
+import attrs
+
+from startup_fsm.errors import PlanError
+from startup_fsm.states import ENDS, FAILED, READY, VOCABULARY, State
+
+#: ``advance`` after a state that ended well; ``degrade`` the same, but doing less than asked; ``recover`` after a
+#: failure of one of the edge's ``causes``; ``fail`` after any failure.
+Policy = Literal["advance", "degrade", "recover", "fail"]
+
+_RESERVED: Final = frozenset({"state", "trigger", "model", "initial"})
+_RESERVED_PREFIXES: Final = ("_", "is_", "may_", "to_", "on_")
+
+
+@attrs.frozen
+class Edge:
+    """
+    One way from a state to the next.
+
+    Attributes:
+        name: Unique among the edges of its source.
+        source, target: States; the target may be an end.
+        policy: When it may be taken.
+        bound: How often in one attempt; None for any number, 0 for never (declared, but switched off).
+        causes: For ``recover``: categories of failure that it answers, such as ``oom``.
+    """
+
+    name: str
+    source: str
+    target: str
+    policy: Policy = "advance"
+    bound: int | None = None
+    causes: tuple[str, ...] = ()
+
+
+def _states(values: Iterable[State]) -> tuple[State, ...]:
+    return tuple(values)
+
+
+def _edges(values: Iterable[Edge]) -> tuple[Edge, ...]:
+    return tuple(values)
+
+
+@attrs.frozen
+class Plan:
+    """
+    A graph of states with one start and the ends ``ready`` and ``failed``.
+
+    Args:
+        name: For people and journals.
+        states: The first is the start.
+        edges: All of them, failures too.
+        is_free: Any state may follow any; for engines that keep control and for imported logs.
+
+    Raises:
+        PlanError: A duplicate, an unknown state, an unreachable one, a trap, no way to ``ready``, a bad edge name.
+    """
+
+    name: str
+    states: tuple[State, ...] = attrs.field(converter=_states)
+    edges: tuple[Edge, ...] = attrs.field(converter=_edges, default=())
+    is_free: bool = False
+    _by_source: Mapping[str, Mapping[str, Edge]] = attrs.field(init=False, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        by_source: dict[str, dict[str, Edge]] = {state.name: {} for state in self.states}
+        for edge in self.edges:
+            self._check_name(edge)
+            if edge.source not in by_source or (edge.target not in by_source and edge.target not in ENDS):
+                unknown = edge.target if edge.source in by_source else edge.source
+                raise self._wrong(f"edge {edge.name!r} names the state {unknown!r}, which the plan does not have")
+            if edge.name in by_source[edge.source]:
+                raise self._wrong(f"state {edge.source!r} has two edges named {edge.name!r}")
+            by_source[edge.source][edge.name] = edge
+        object.__setattr__(self, "_by_source", by_source)
+        self._verify()
+
+    def _wrong(self, message: str, hint: str | None = None) -> PlanError:
+        return PlanError(f"plan {self.name!r}: {message}", hint=hint)
+
+    def _check_name(self, edge: Edge) -> None:
+        name = edge.name
+        if not name.isidentifier() or name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
+            raise self._wrong(f"{name!r} cannot be the name of an edge", "use a plain word such as advance or retry")
+
+    def _verify(self) -> None:
+        names = [state.name for state in self.states]
+        if not names:
+            raise self._wrong("has no state")
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise self._wrong(f"state {min(twice)!r} is declared twice")
+        if taken := ENDS.intersection(names):
+            raise self._wrong(f"{min(taken)!r} is an end, not a state")
+        if self.is_free:
+            return
+        reached = self._reach([names[0]], lambda edge: (edge.source, edge.target))
+        if missing := [name for name in names if name not in reached]:
+            raise self._wrong(
+                f"state {missing[0]!r} cannot be reached from {names[0]!r}", "add an edge to it, or drop it"
+            )
+        ending = self._reach(ENDS, lambda edge: (edge.target, edge.source))
+        if traps := [name for name in names if name not in ending]:
+            raise self._wrong(
+                f"state {traps[0]!r} is a trap: no edge leads from it to an end",
+                "add an edge to ready, to failed, or to a state that leads there",
+            )
+        if names[0] not in self._reach([READY], lambda edge: (edge.target, edge.source)):
+            raise self._wrong(f"no way from {names[0]!r} to ready", "let the last state have an edge to ready")
+
+    def _reach(self, start: Iterable[str], along: Callable[[Edge], tuple[str, str]]) -> set[str]:
+        seen, todo = set(start), list(start)
+        while todo:
+            here = todo.pop()
+            for source, target in map(along, self.edges):
+                if source == here and target not in seen:
+                    seen.add(target)
+                    todo.append(target)
+        return seen
+
+    @property
+    def start(self) -> str:
+        """Name of the first state."""
+        return self.states[0].name
+
+    def state(self, name: str) -> State | None:
+        """The state of that name, or None."""
+        return next((state for state in self.states if state.name == name), None)
+
+    def edges_from(self, source: str) -> tuple[Edge, ...]:
+        """Edges that leave a state, in the order they were declared."""
+        return tuple(self._by_source.get(source, {}).values())
+
+    def edge(self, source: str, name: str) -> Edge | None:
+        """The edge of that name, or None."""
+        return self._by_source.get(source, {}).get(name)
+
+    def allows(self, source: str, name: str, *, taken: int = 0) -> bool:
+        """Whether ``source`` may be left by the edge ``name`` that was already taken ``taken`` times."""
+        edge = self.edge(source, name)
+        return edge is not None and (edge.bound is None or taken < edge.bound)
+
+    def between(self, source: str | None, target: str, *, failed: bool = False) -> Edge | None:
+        """The edge from one state to another that fits how the source ended; None where the plan has none."""
+        if source is None:
+            return None
+        wanted = ("recover", "fail") if failed else ("advance", "degrade")
+        return next((edge for edge in self.edges_from(source) if edge.target == target and edge.policy in wanted), None)
+
+    def onward(self, source: str) -> Edge | None:
+        """The edge that is taken when a state ends well and nobody asks for less."""
+        return next((edge for edge in self.edges_from(source) if edge.policy == "advance"), None)
+
+    def recovery(self, source: str, cause: str) -> Edge | None:
+        """The edge that answers a failure of that cause, whatever its bound."""
+        return next(
+            (edge for edge in self.edges_from(source) if edge.policy == "recover" and cause in edge.causes), None
+        )
+
+    def insert(self, state: State, *, after: str) -> Plan:
+        """The same plan with one more state: ``after`` advances to it, and it goes on where ``after`` did."""
+        old = self.onward(after)
+        if old is None:
+            raise self._wrong(f"cannot insert {state.name!r}: {after!r} has no advance edge")
+        edges = [attrs.evolve(edge, target=state.name) if edge is old else edge for edge in self.edges]
+        edges += [Edge("advance", state.name, old.target), Edge("fail", state.name, FAILED, "fail")]
+        at = [each.name for each in self.states].index(after) + 1
+        return Plan(self.name, (*self.states[:at], state, *self.states[at:]), edges, self.is_free)
+
+    def with_deadlines(self, seconds: Mapping[str, float]) -> Plan:
+        """The same plan with other deadlines, by state."""
+        states = [attrs.evolve(state, deadline_s=seconds.get(state.name, state.deadline_s)) for state in self.states]
+        return Plan(self.name, states, self.edges, self.is_free)
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data for the journal."""
+        return {
+            "name": self.name,
+            "is_free": self.is_free,
+            "states": [attrs.asdict(state) for state in self.states],
+            "edges": [attrs.asdict(edge) | {"causes": list(edge.causes)} for edge in self.edges],
+        }
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, Any]) -> Plan:
+        """
+        The plan that a journal holds.
+
+        Raises:
+            PlanError: The data is no plan, or a wrong one.
+        """
+        try:
+            states = [
+                State(str(each["name"]), str(each.get("summary", "")), each.get("deadline_s"))
+                for each in data["states"]
+            ]
+            edges = [
+                Edge(
+                    str(each["name"]),
+                    str(each["source"]),
+                    str(each["target"]),
+                    each.get("policy", "advance"),
+                    each.get("bound"),
+                    tuple(each.get("causes", ())),
+                )
+                for each in data["edges"]
+            ]
+            return cls(str(data["name"]), states, edges, bool(data.get("is_free", False)))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise PlanError(f"the plan in the journal cannot be read: {type(error).__name__}: {error}") from None
+
+    def mermaid(self, taken: Iterable[tuple[str, str]] = ()) -> str:
+        """A Mermaid state diagram; edges in ``taken`` (source, target) are drawn with a mark."""
+        path = set(taken)
+        lines = ["stateDiagram-v2", f"    [*] --> {self.start}"]
+        for edge in self.edges:
+            if edge.bound == 0 and (edge.source, edge.target) not in path:
+                continue
+            mark = " ✓" if (edge.source, edge.target) in path else ""
+            bound = f" (at most {edge.bound})" if edge.bound is not None else ""
+            lines.append(f"    {edge.source} --> {edge.target}: {edge.name}{bound}{mark}")
+        lines += ["    ready --> [*]", "    failed --> [*]"]
+        return "\n".join(lines)
+
+
+def _line(names: Iterable[str]) -> tuple[list[State], list[Edge]]:
+    states = [State.named(name) for name in names]
+    edges = [Edge("advance", one.name, two.name) for one, two in itertools.pairwise(states)]
+    edges.append(Edge("advance", states[-1].name, READY))
+    return states, edges
+
+
+def _failures(states: Iterable[State]) -> list[Edge]:
+    return [Edge("fail", state.name, FAILED, "fail") for state in states]
+
+
+def throwaway(*, retries: int = 0, allow_eager: bool = False) -> Plan:
+    """
+    Capture throwaway graphs, measure what they take, tear down, size the KV cache, capture for real.
+
+    Args:
+        retries: How often a start that ran out of memory after sizing may go back and size a smaller KV cache.
+        allow_eager: Whether a start whose throwaway capture failed may go on without graphs.
+    """
+    names = [
+        "init_device", "load_weights", "profile_activations", "bootstrap_kv", "capture_throwaway", "teardown",
+        "size_kv", "allocate_kv", "capture_graphs", "verify",
+    ]  # fmt: skip
+    states, edges = _line(names)
+    states.insert(5, State.named("recover_allocator"))
+    eager = 1 if allow_eager else 0
+    edges += [
+        Edge("recover", "capture_throwaway", "recover_allocator", "recover", eager, ("oom", "capture")),
+        Edge("recover", "capture_graphs", "recover_allocator", "recover", retries, ("oom",)),
+        Edge("advance", "recover_allocator", "teardown"),
+        Edge("shrink", "allocate_kv", "teardown", "recover", retries, ("oom",)),
+        Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
+        Edge("without_graphs", "allocate_kv", "verify", "degrade", eager),
+    ]
+    return Plan("throwaway", states, edges + _failures(states))
+
+
+def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
+    """
+    Capture once against a KV range of which only a prefix is mapped; size and map the rest afterwards.
+
+    Args:
+        retries: As for :func:`throwaway`; here the arena is given back and the start begins again at reserving it.
+        allow_eager: Whether a start whose capture failed may go on without graphs.
+    """
+    names = [
+        "init_device", "load_weights", "profile_activations", "reserve_kv", "capture_graphs", "size_kv", "commit_kv",
+        "verify",
+    ]  # fmt: skip
+    states, edges = _line(names)
+    states.append(State.named("recover_allocator"))
+    states.append(State.named("teardown"))
+    eager = 1 if allow_eager else 0
+    edges += [
+        Edge("recover", "capture_graphs", "recover_allocator", "recover", eager, ("oom", "capture")),
+        Edge("advance", "recover_allocator", "size_kv"),
+        Edge("shrink", "commit_kv", "teardown", "recover", retries, ("oom",)),
+        Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
+        Edge("advance", "teardown", "reserve_kv"),
+    ]
+    return Plan("single_capture", states, edges + _failures(states))
+
+
+def eager(*, retries: int = 0) -> Plan:
+    """No graphs. ``retries`` as for :func:`throwaway`."""
+    names = ["init_device", "load_weights", "profile_activations", "size_kv", "allocate_kv", "verify"]
+    states, edges = _line(names)
+    states.append(State.named("teardown"))
+    edges += [
+        Edge("shrink", "allocate_kv", "teardown", "recover", retries, ("oom",)),
+        Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
+        Edge("advance", "teardown", "size_kv"),
+    ]
+    return Plan("eager", states, edges + _failures(states))
+
+
+def observed() -> Plan:
+    """Any order, the whole vocabulary: imported logs, and engines that keep control."""
+    return Plan("observed", [State.named(name) for name in VOCABULARY], (), is_free=True)
+
+
+#: Plans by name.
+PLANS: Final[Mapping[str, Callable[..., Plan]]] = {
+    "throwaway": throwaway,
+    "single_capture": single_capture,
+    "eager": eager,
+    "observed": observed,
+}
