@@ -7,16 +7,15 @@ that this version does not know are kept in ``Record.extra`` by JSON pointer and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import attrs
-import cattrs
 import orjson
-from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn
 
 from startup_fsm.errors import DecodeError, UnknownSchema
 from startup_fsm.events import EVENT_TYPES, SCHEMA_VERSION, Event, Origin, Record, UnknownEvent
+from startup_fsm.strict import escaped, shown, structured, unknown_fields
 
 #: Longest line in bytes, newline included.
 MAX_LINE: Final = 1 << 20
@@ -27,151 +26,6 @@ Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
 _ENVELOPE: Final = frozenset({"v", "run", "process", "rank", "attempt", "seq", "t", "kind", "origin", "payload"})
 
 
-class _Mismatch(TypeError):
-    """A value has the wrong type."""
-
-
-def _strict(expected: type, name: str) -> Callable[[Any, Any], Any]:
-    def structure(value: Any, _: Any) -> Any:
-        # ``type is``: a bool is an int in Python and must not pass for one here.
-        if type(value) is not expected:
-            msg = f"expected {name}, found {_shown(value)}"
-            raise _Mismatch(msg)
-        return value
-
-    return structure
-
-
-def _number(value: Any, _: Any) -> int | float:
-    if type(value) not in (int, float):
-        msg = f"expected a number, found {_shown(value)}"
-        raise _Mismatch(msg)
-    return value  # type: ignore[no-any-return]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _mapping_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    item = get_args(kind)[1]
-
-    def structure(value: Any, _: Any) -> Any:
-        if type(value) is not dict:
-            msg = f"expected an object, found {_shown(value)}"
-            raise _Mismatch(msg)
-        if item is Any:
-            return value
-        return {key: converter.structure(each, item) for key, each in value.items()}
-
-    return structure
-
-
-def _tuple_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    item = get_args(kind)[0]
-    each_hook = converter.get_structure_hook(item) if attrs.has(item) else None
-
-    def structure(value: Any, _: Any) -> Any:
-        if type(value) is not list:
-            msg = f"expected an array, found {_shown(value)}"
-            raise _Mismatch(msg)
-        if each_hook is not None:
-            return tuple([each_hook(each, item) for each in value])
-        return tuple([converter.structure(each, item) for each in value])
-
-    return structure
-
-
-def _attrs_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    inner = make_dict_structure_fn(kind, converter, _cattrs_detailed_validation=converter.detailed_validation)
-
-    def structure(value: Any, _: Any) -> Any:
-        if type(value) is not dict:
-            msg = f"expected an object, found {_shown(value)}"
-            raise _Mismatch(msg)
-        return inner(value, kind)
-
-    return structure
-
-
-def _converter(*, detailed: bool) -> cattrs.Converter:
-    converter = cattrs.Converter(detailed_validation=detailed, omit_if_default=True)
-    for kind, name in ((int, "an integer"), (str, "a string"), (bool, "true or false")):
-        converter.register_structure_hook(kind, _strict(kind, name))
-    converter.register_structure_hook(float, _number)
-    converter.register_structure_hook_func(lambda kind: kind == int | float, _number)
-    converter.register_structure_hook_factory(
-        lambda kind: _has_origin(kind, Mapping), lambda kind: _mapping_hook(kind, converter)
-    )
-    converter.register_structure_hook_factory(
-        lambda kind: _has_origin(kind, tuple), lambda kind: _tuple_hook(kind, converter)
-    )
-    converter.register_structure_hook_factory(attrs.has, lambda kind: _attrs_hook(kind, converter))
-    converter.register_unstructure_hook_factory(
-        attrs.has,
-        lambda kind: make_dict_unstructure_fn(kind, converter, _cattrs_omit_if_default=True),
-    )
-    return converter
-
-
-def _has_origin(kind: Any, wanted: type) -> bool:
-    origin: Any = get_origin(kind)
-    return isinstance(origin, type) and issubclass(origin, wanted)
-
-
-_FAST: Final = _converter(detailed=False)
-_DETAILED: Final = _converter(detailed=True)
-
-
-def _nested(kind: Any) -> dict[str, tuple[Any, bool]]:
-    """Fields of an attrs class that hold attrs classes: name to (class, whether it is a tuple of them)."""
-    found: dict[str, tuple[Any, bool]] = {}
-    for name, annotation in get_type_hints(kind).items():
-        for candidate in (annotation, *get_args(annotation)):
-            if attrs.has(candidate) and get_origin(annotation) is not type:
-                found[name] = (candidate, get_origin(annotation) is tuple)
-    return found
-
-
-@attrs.frozen
-class _Shape:
-    """What is known of a class, to find what is not."""
-
-    names: frozenset[str]
-    nested: dict[str, tuple[Any, bool]]
-
-
-_SHAPES: Final[dict[Any, _Shape]] = {}
-
-
-def _shape(kind: Any) -> _Shape:
-    if kind not in _SHAPES:
-        _SHAPES[kind] = _Shape(frozenset(field.name for field in attrs.fields(kind)), _nested(kind))
-    return _SHAPES[kind]
-
-
-def _unknown(kind: Any, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    shape = _shape(kind)
-    if not shape.names.issuperset(data):
-        for name in data:
-            if name not in shape.names:
-                yield f"{path}/{_escaped(name)}", data[name]
-    for name, (inner, many) in shape.nested.items():
-        value = data.get(name)
-        if not value:
-            continue
-        if many:
-            for index, each in enumerate(value):
-                yield from _unknown(inner, each, f"{path}/{name}/{index}")
-        else:
-            yield from _unknown(inner, value, f"{path}/{name}")
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
-
-
 def _put(target: Any, pointer: str, value: Any) -> None:
     *steps, last = (step.replace("~1", "/").replace("~0", "~") for step in pointer.split("/"))
     for step in steps:
@@ -180,17 +34,6 @@ def _put(target: Any, pointer: str, value: Any) -> None:
         else:
             target = target.setdefault(step, {})
     target[last] = value
-
-
-def _first_leaf(error: BaseException, path: str) -> tuple[str, str]:
-    """Path and text of the first mistake inside a cattrs error."""
-    if isinstance(error, cattrs.BaseValidationError):
-        inner = error.exceptions[0]
-        notes = [note for note in getattr(inner, "__notes__", ()) if isinstance(note, cattrs.AttributeValidationNote)]
-        return _first_leaf(inner, f"{path}.{notes[-1].name}" if notes else path)
-    if isinstance(error, KeyError):
-        return path, "is missing"
-    return path, str(error)
 
 
 @attrs.frozen
@@ -213,7 +56,7 @@ class Codec:
 
     def _dumped(self, record: Record) -> bytes:
         event = record.event
-        payload = event.payload if isinstance(event, UnknownEvent) else _FAST.unstructure(event)
+        payload = event.payload if isinstance(event, UnknownEvent) else event
         body: dict[str, Any] = {"v": record.v, "run": record.run, "process": record.process}
         if record.rank is not None:
             body["rank"] = record.rank
@@ -222,7 +65,7 @@ class Codec:
         body["t"] = record.t
         body["kind"] = record.kind
         if record.origin is not None:
-            body["origin"] = _FAST.unstructure(record.origin)
+            body["origin"] = record.origin
         body["payload"] = payload
         if record.extra:
             # A copy, since extras reach into the payload of an event that must stay as it is.
@@ -245,14 +88,14 @@ class Codec:
             msg = f"no JSON: {error}"
             raise DecodeError(msg, where="line") from None
         if type(data) is not dict:
-            msg = f"expected an object, found {_shown(data)}"
+            msg = f"expected an object, found {shown(data)}"
             raise DecodeError(msg, where="line")
         return self._record(self._upcast(data))
 
     def _upcast(self, data: dict[str, Any]) -> dict[str, Any]:
         version = data.get("v")
         if type(version) is not int or version < 0:
-            msg = f"v: expected a schema version, found {_shown(version)}"
+            msg = f"v: expected a schema version, found {shown(version)}"
             raise DecodeError(msg, where="v")
         if version > self.version:
             msg = f"the journal has schema {version}; this version of startup-fsm reads up to {self.version}"
@@ -269,7 +112,7 @@ class Codec:
         get = data.get
         seq = get("seq")
         if type(seq) is not int or seq < 0:
-            msg = f"seq: expected a number from 0, found {_shown(seq)}"
+            msg = f"seq: expected a number from 0, found {shown(seq)}"
             raise DecodeError(msg, where="seq")
         kind, payload, origin = get("kind"), get("payload"), get("origin")
         run, process, rank, attempt, t = get("run"), get("process"), get("rank"), get("attempt", 1), get("t")
@@ -289,10 +132,10 @@ class Codec:
         if event_type is None:
             event = UnknownEvent(payload=payload)
         else:
-            event = self._structured(payload, event_type, f"seq {seq}: payload")
-            extra.update(_unknown(event_type, payload, "payload"))
+            event = structured(payload, event_type, f"seq {seq}: payload")
+            extra.update(unknown_fields(event_type, payload, "payload"))
         if not _ENVELOPE.issuperset(data):
-            extra.update((_escaped(name), data[name]) for name in data if name not in _ENVELOPE)
+            extra.update((escaped(name), data[name]) for name in data if name not in _ENVELOPE)
         return Record(
             v=self.version,
             run=run,
@@ -302,22 +145,10 @@ class Codec:
             seq=seq,
             t=t,
             kind=kind,
-            origin=None if origin is None else self._structured(origin, Origin, f"seq {seq}: origin"),
+            origin=None if origin is None else structured(origin, Origin, f"seq {seq}: origin"),
             event=event,
             extra=extra,
         )
-
-    @staticmethod
-    def _structured(data: Any, kind: type[Any], path: str) -> Any:
-        try:
-            return _FAST.structure(data, kind)
-        except Exception:  # noqa: BLE001 - the detailed converter finds the place and says it
-            try:
-                return _DETAILED.structure(data, kind)
-            except Exception as error:  # noqa: BLE001
-                where, text = _first_leaf(error, path)
-                msg = f"{where}: {text}"
-                raise DecodeError(msg, where=where) from None
 
 
 def _envelope_error(seq: int, data: Mapping[str, Any]) -> DecodeError:
@@ -333,19 +164,22 @@ def _envelope_error(seq: int, data: Mapping[str, Any]) -> DecodeError:
     for name, (types, text) in expected.items():
         value = data.get(name, 1 if name == "attempt" else None)
         if type(value) not in types:
-            return DecodeError(f"seq {seq}: {name}: expected {text}, found {_shown(value)}", where=f"seq {seq}: {name}")
+            return DecodeError(f"seq {seq}: {name}: expected {text}, found {shown(value)}", where=f"seq {seq}: {name}")
     return DecodeError(f"seq {seq}: no event", where=f"seq {seq}")
 
 
 def _dumps(body: Any) -> bytes:
     try:
-        return orjson.dumps(body, default=_as_text, option=orjson.OPT_NON_STR_KEYS)
+        return orjson.dumps(body, default=_as_plain, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
         # A lone surrogate or an integer beyond 64 bits: text is worth more than a lost event.
         return orjson.dumps(_plain(body))
 
 
-def _as_text(value: Any) -> Any:
+def _as_plain(value: Any) -> Any:
+    """What orjson does not know: our own classes, sets, other mappings; anything else as text."""
+    if attrs.has(type(value)):
+        return _changed(value)
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, Mapping):
@@ -353,7 +187,33 @@ def _as_text(value: Any) -> Any:
     return str(value)
 
 
+def _changed(value: Any) -> dict[str, Any]:
+    """
+    Fields of one of our objects that differ from their default.
+
+    By hand and not by cattrs: generating an encoder for each class costs more than a start has events to encode.
+    """
+    kind = type(value)
+    if kind not in _FIELDS:
+        _FIELDS[kind] = [
+            (field.name, field.default.factory() if isinstance(field.default, attrs.Factory) else field.default)  # type: ignore[arg-type]
+            for field in attrs.fields(kind)
+        ]
+    plain = {}
+    for name, default in _FIELDS[kind]:
+        each = getattr(value, name)
+        # ``is`` first: comparing is what costs. True == 1, so the types are compared too.
+        if each is not default and (each != default or type(each) is not type(default)):
+            plain[name] = each
+    return plain
+
+
+_FIELDS: Final[dict[type, list[tuple[str, Any]]]] = {}
+
+
 def _plain(value: Any) -> Any:
+    if attrs.has(type(value)):
+        return _plain(_changed(value))
     if isinstance(value, Mapping):
         return {_plain(str(key)): _plain(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

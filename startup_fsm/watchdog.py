@@ -1,9 +1,15 @@
 """
 A state that passes its deadline leaves its stack behind, whoever is stuck where.
 
-Two look at it. A daemon thread takes the stack of the stuck thread and reports it, while the process lives on. Beside
-it ``faulthandler`` writes all stacks into a side file from a thread of C, which also works when the interpreter lock
-is held by code that never lets go. Nothing here calls CUDA, and nothing of it goes on in a forked child.
+Two look at it. A daemon thread takes the stack of the stuck thread, reports it, and writes those of all threads into a
+side file. Where that thread cannot run, because C code holds the interpreter lock and does not let go, the timer of
+``faulthandler`` writes the side file instead: it needs no lock.
+
+That is also its danger. A thread that runs while it is dumped without the lock can crash the process (seen with Python
+3.11: one segmentation fault in 60 dumps, when threads woke at that instant). So the timer is set a grace behind the
+deadline and taken back as soon as the daemon thread runs: it fires only where no Python moves.
+
+Nothing here calls CUDA, and nothing of it goes on in a forked child.
 """
 
 from __future__ import annotations
@@ -30,8 +36,8 @@ Report = Callable[[tuple[str, ...]], None]
 
 # How long whoever comes to rest waits for a report that is being written, so that it stands before what follows.
 _REPORTING_S: Final = 1.0
-# A sentry that wakes so much after its time was kept from running.
-_LATE_S: Final = 0.05
+# How long the sentry may be kept from running before faulthandler looks instead.
+_GRACE_S: Final = 1.0
 
 
 @attrs.define(slots=True, eq=False)
@@ -194,16 +200,24 @@ class Watchdog:
             raise ValueError(msg)
         self._open()
         stalled = StateStalled(state=state, visit=visit, deadline_ns=round(deadline_s * 1e9))
-        offset, thread, due = self._size(), threading.get_ident(), time.monotonic() + deadline_s
+        offset, thread = self._size(), threading.get_ident()
 
         def report(stack: tuple[str, ...]) -> None:
-            if time.monotonic() - due > _LATE_S:
-                # Nobody ran until now, and the thread has moved on: faulthandler saw it where it was stuck.
-                stack = parse_stacks(self._read(offset), thread=thread) or stack
-            self._on_stall(attrs.evolve(stalled, stack=stack))
+            self._on_stall(attrs.evolve(stalled, stack=self._seen(stalled, offset, thread, stack)))
 
         self._state = _State(stalled=stalled, watch=self._sentry.watch(deadline_s, report), offset=offset)
-        self._arm(deadline_s)
+        self._arm(deadline_s + _GRACE_S)
+
+    def _seen(self, stalled: StateStalled, offset: int, thread: int, stack: tuple[str, ...]) -> tuple[str, ...]:
+        """The stack to report: what faulthandler saw, where the sentry came late and the thread has moved on."""
+        if (state := self._state) is not None and state.stalled is stalled:
+            self._disarm()
+        dump = self._read(offset)
+        if not dump and self._descriptor is not None:
+            # With the lock in hand, so that no thread moves.
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                faulthandler.dump_traceback(self._descriptor, all_threads=True)
+        return parse_stacks(dump, thread=thread) or stack
 
     def rest(self) -> None:
         """
@@ -282,10 +296,10 @@ class Watchdog:
             self._disarm()
 
     def resume(self) -> None:
-        """After a fork, in the parent: go on with the time that is left, unless the dump is there already."""
+        """After a fork, in the parent: go on with the time that is left."""
         state = self._state
-        if os.getpid() == self._pid and state is not None and self._size() == state.offset:
-            self._arm(max(state.watch.due - time.monotonic(), 0.001))
+        if os.getpid() == self._pid and state is not None and not state.watch.overdue:
+            self._arm(max(state.watch.due + _GRACE_S - time.monotonic(), 0.001))
 
 
 def _pause_at_fork(reference: weakref.ref[Watchdog]) -> None:

@@ -18,12 +18,22 @@ import attrs
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from startup_fsm.devices.arena import CountedArena, HostArena
 from startup_fsm.devices.costs import INVALIDATED_WORDS, Costs
 from startup_fsm.devices.holdings import Recording, SimulatedPool
-from startup_fsm.devices.operators import FUSED, Kind, alias, flat, rebuilt, storage_key, storage_of, tensors_in
+from startup_fsm.devices.operators import (
+    FUSED,
+    Kind,
+    alias,
+    flat,
+    rebuilt,
+    storage_key,
+    storage_of,
+    tensors_in,
+    undisturbed,
+)
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.devices.tape import Source, Tape
 from startup_fsm.engine import Pool
@@ -67,8 +77,8 @@ class _Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.namespace == "prim" or self._device.fusing:
-            # A fake being asked for its device, or a part of one kernel: no memory of its own.
+        if func.namespace == "prim":
+            # A fake being asked for its device: no memory, no kernel.
             return func(*args, **(kwargs or {}))
         kind = self._device.kind_of(func)
         if kind.composite:
@@ -123,7 +133,6 @@ class FollowingDevice(SimulatedDevice):
         self._mapped: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._kinds: dict[Any, Kind] = {}
         self._threads: set[int] = set()
-        self.fusing = False
 
     @property
     def has_values(self) -> bool:  # type: ignore[override]
@@ -247,16 +256,11 @@ class FollowingDevice(SimulatedDevice):
     def run_fused(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function of several operations as the one kernel that it is on a GPU."""
 
-        def whole(*args: Any, **kwargs: Any) -> Any:
-            if not self.has_values:
-                return torch.empty_like(args[0])
-            self.fusing = True
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.fusing = False
+        def on_fakes(first: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            return torch.empty_like(first)
 
-        return self.run(whole, Kind(), args, kwargs)
+        with self._unfollowed():
+            return self.run(function if self.has_values else on_fakes, Kind(), args, kwargs)
 
     def run(self, operation: Any, kind: Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one operation: adopt what it reads, allocate what it returns, count and record its kernel."""
@@ -376,7 +380,7 @@ class FollowingDevice(SimulatedDevice):
 
     @contextmanager
     def _unfollowed(self) -> Iterator[None]:
-        with _disable_current_modes(), self._fake_mode or nullcontext():
+        with undisturbed(), self._fake_mode or nullcontext():
             yield
 
     def _map(self, address: int, make: Callable[[], torch.Tensor]) -> torch.Tensor:

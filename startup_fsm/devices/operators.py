@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 FUSED = frozenset({torch.rms_norm, torch.nn.functional.rms_norm})
 """One kernel on a GPU, several operations on a CPU: followed as one. The result is like the first argument."""
@@ -114,3 +116,10 @@ def rebuilt(result: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(result, (tuple, list)):
         return type(result)(rebuilt(part, leaf) for part in result)
     return leaf(result)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run torch without any mode: nothing is followed, nothing is a fake."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001 - modes of both kinds
+        yield

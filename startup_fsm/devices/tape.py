@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 
 import attrs
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from startup_fsm.devices.holdings import Recording
-from startup_fsm.devices.operators import flat, over
+from startup_fsm.devices.operators import flat, over, undisturbed
 from startup_fsm.pages import PoolId
 
 
@@ -32,12 +31,12 @@ class Borrowed:
     stride: tuple[int, ...]
     offset: int
 
-    def tensor(self) -> torch.Tensor:
+    def living(self) -> torch.UntypedStorage:
         """
-        The tensor again, over the same storage.
+        The storage.
 
         Raises:
-            RuntimeError: The storage is gone; on a GPU the replay would use memory that may be somebody else's.
+            RuntimeError: It is gone; on a GPU the replay would use memory that may be somebody else's.
         """
         storage = self.storage()
         if storage is None:
@@ -45,7 +44,11 @@ class Borrowed:
                 f"CUDA error: an illegal memory access was encountered: the graph uses a {self.dtype} tensor of shape "
                 f"{self.size} that was freed after the capture\nhint: keep its inputs, weights and KV cache alive"
             )
-        return over(storage, self.dtype, self.offset, self.size, self.stride)
+        return storage
+
+    def tensor(self) -> torch.Tensor:
+        """The tensor again, over the same storage."""
+        return over(self.living(), self.dtype, self.offset, self.size, self.stride)
 
 
 class Source(NamedTuple):
@@ -116,8 +119,8 @@ class Tape(Recording):
     def replay(self) -> None:
         """Run every kernel again into the same storages, on the values that its inputs have now."""
         for borrowed in self._borrowed.values():
-            borrowed.tensor()
-        with _disable_current_modes(), torch.inference_mode():
+            borrowed.living()
+        with undisturbed(), torch.inference_mode():
             for step in self._steps:
                 args, kwargs = tree_map_only(Borrowed, Borrowed.tensor, (step.args, step.kwargs))
                 results = flat(step.operation(*args, **kwargs))

@@ -1,0 +1,1 @@
+"""Views of a journal: read only. Import the one you need; importing this package imports nothing."""

@@ -27,8 +27,8 @@ def counted(memory, *, count=4, block_bytes=BLOCK, blocks=1000, refuse=lambda: N
         blocks=blocks,
         base=1 << 49,
         refuse=refuse,
-        full=lambda nbytes: MemoryError(nbytes),
-        buffer=lambda address, size: (address, size),
+        full=MemoryError,
+        buffer=lambda *given: given,
     )
 
 
@@ -39,7 +39,7 @@ def host(memory, *, count=2, blocks=1000):
         block_bytes=BLOCK,
         blocks=blocks,
         refuse=lambda: None,
-        full=lambda nbytes: MemoryError(nbytes),
+        full=MemoryError,
     )
 
 
@@ -178,7 +178,7 @@ class TestHost:
             block_bytes=MIB,
             blocks=16 * 1024,
             refuse=lambda: None,
-            full=lambda nbytes: MemoryError(nbytes),
+            full=MemoryError,
         )
         assert arena.reserved_bytes == 1 << 40
         arena.close()

@@ -51,7 +51,7 @@ def the_stuck_line(stalls):
 
 
 def the_line_that_keeps_the_lock():
-    ctypes.PyDLL(None).usleep(400_000)
+    ctypes.PyDLL(None).usleep(600_000)
 
 
 class TestWatchdog:
@@ -120,20 +120,35 @@ class TestWatchdog:
             watchdog.rest()
         assert [event.visit for event in stalls] == [1, 2]
 
-    def test_behind_the_lock(self, watchdog, stalls, tmp_path):
+    def test_behind_the_lock(self, watchdog, stalls, tmp_path, monkeypatch):
         """C code that keeps the interpreter's lock: the side file has the stack, and it is reported on the way out."""
-        watchdog.watch("capture_graphs", 1, 0.1)
+        monkeypatch.setattr("startup_fsm.watchdog._GRACE_S", 0.1)
+        watchdog.watch("capture_graphs", 1, 0.05)
         the_line_that_keeps_the_lock()
         watchdog.rest()
         (event,) = stalls
         assert event.stack[-1].endswith(" the_line_that_keeps_the_lock")
-        assert "test_behind_the_lock" in (tmp_path / "rank-00000.1.stacks").read_text()
+        text = (tmp_path / "rank-00000.1.stacks").read_text()
+        assert text.startswith("Timeout (0:00:00.15")
+        assert "test_behind_the_lock" in text
+
+    def test_no_dump_without_the_lock(self, watchdog, stalls, tmp_path, monkeypatch):
+        """Where the thread could run, the timer that dumps without the lock is taken back: it can crash running threads."""
+        monkeypatch.setattr("startup_fsm.watchdog._GRACE_S", 0.2)
+        watchdog.watch("capture_graphs", 1, 0.05)
+        assert stalls.came.wait(20)
+        time.sleep(0.4)
+        watchdog.rest()
+        text = (tmp_path / "rank-00000.1.stacks").read_text()
+        assert "Timeout" not in text
+        assert "test_no_dump_without_the_lock" in text
 
     def test_sentry_never_ran(self, stalls, tmp_path, monkeypatch):
         """Where the thread had no chance before the state was left, who leaves it reports what faulthandler saw."""
         monkeypatch.setattr(Sentry, "_begin", lambda _: None)
         dog = Watchdog(stalls, tmp_path / "x.stacks")
-        dog.watch("capture_graphs", 1, 0.1)
+        monkeypatch.setattr("startup_fsm.watchdog._GRACE_S", 0.1)
+        dog.watch("capture_graphs", 1, 0.05)
         the_line_that_keeps_the_lock()
         dog.rest()
         dog.close()
@@ -211,7 +226,7 @@ FORK = textwrap.dedent("""
         sys.exit(0)
     status = os.waitpid(child, 0)[1]
     dog.rest()
-    print("parent", len(stalls), status, path.read_text().count("Timeout"), flush=True)
+    print("parent", len(stalls), status, path.read_text().count("Current thread"), flush=True)
 """)
 
 
