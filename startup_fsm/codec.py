@@ -7,6 +7,8 @@ that this version does not know are kept in ``Record.extra`` by JSON pointer and
 
 from __future__ import annotations
 
+import enum
+import numbers
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -57,7 +59,7 @@ class Codec:
     def _dumped(self, record: Record) -> bytes:
         event = record.event
         payload = event.payload if isinstance(event, UnknownEvent) else event
-        body: dict[str, Any] = {"v": record.v, "run": record.run, "process": record.process}
+        body: dict[str, Any] = {"v": self.version, "run": record.run, "process": record.process}
         if record.rank is not None:
             body["rank"] = record.rank
         body["attempt"] = record.attempt
@@ -104,7 +106,11 @@ class Codec:
             if version not in self.upcasters:
                 msg = f"v: no way from schema {version} to {self.version}"
                 raise DecodeError(msg, where="v")
-            data = self.upcasters[version](data)
+            try:
+                data = self.upcasters[version](data)
+            except Exception as error:
+                msg = f"v: cannot be brought from schema {version} to {version + 1}: {type(error).__name__}: {error}"
+                raise DecodeError(msg, where="v") from error
             version += 1
         return data
 
@@ -122,7 +128,8 @@ class Codec:
             and type(process) is str
             and type(payload) is dict
             and type(attempt) is int
-            and (rank is None or type(rank) is int)
+            and attempt >= 1
+            and (rank is None or (type(rank) is int and rank >= 0))
             and (t is None or type(t) is int)
         ):
             raise _envelope_error(seq, data)
@@ -134,6 +141,9 @@ class Codec:
         else:
             event = structured(payload, event_type, f"seq {seq}: payload")
             extra.update(unknown_fields(event_type, payload, "payload"))
+        if origin is not None:
+            origin = structured(origin, Origin, f"seq {seq}: origin")
+            extra.update(unknown_fields(Origin, data["origin"], "origin"))
         if not _ENVELOPE.issuperset(data):
             extra.update((escaped(name), data[name]) for name in data if name not in _ENVELOPE)
         return Record(
@@ -145,7 +155,7 @@ class Codec:
             seq=seq,
             t=t,
             kind=kind,
-            origin=None if origin is None else structured(origin, Origin, f"seq {seq}: origin"),
+            origin=origin,
             event=event,
             extra=extra,
         )
@@ -164,27 +174,41 @@ def _envelope_error(seq: int, data: Mapping[str, Any]) -> DecodeError:
     for name, (types, text) in expected.items():
         value = data.get(name, 1 if name == "attempt" else None)
         if type(value) not in types:
-            return DecodeError(f"seq {seq}: {name}: expected {text}, found {shown(value)}", where=f"seq {seq}: {name}")
-    return DecodeError(f"seq {seq}: no event", where=f"seq {seq}")
+            return _out_of_place(seq, name, text, value)
+    if data.get("attempt", 1) < 1:
+        return _out_of_place(seq, "attempt", "a number from 1", data["attempt"])
+    return _out_of_place(seq, "rank", "a number from 0", data.get("rank"))
+
+
+def _out_of_place(seq: int, name: str, expected: str, value: Any) -> DecodeError:
+    where = f"seq {seq}: {name}"
+    return DecodeError(f"{where}: expected {expected}, found {shown(value)}", where=where)
 
 
 def _dumps(body: Any) -> bytes:
     try:
         return orjson.dumps(body, default=_as_plain, option=orjson.OPT_NON_STR_KEYS)
     except TypeError:
-        # A lone surrogate or an integer beyond 64 bits: text is worth more than a lost event.
-        return orjson.dumps(_plain(body))
+        # A lone surrogate, an integer beyond 64 bits, a circle, an object that cannot say what it is: text is worth
+        # more than a lost event, and no value of an engine may end its start here.
+        return orjson.dumps(as_plain(body))
 
 
 def _as_plain(value: Any) -> Any:
-    """What orjson does not know: our own classes, sets, other mappings; anything else as text."""
-    if attrs.has(type(value)):
+    """What orjson does not know: our own classes, numbers of other libraries, other containers; the rest as text."""
+    kind = type(value)
+    if attrs.has(kind):
         return _changed(value)
+    if isinstance(value, float):
+        return float(value)
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, Mapping):
         return dict(value)
-    return str(value)
+    if isinstance(value, tuple):
+        return list(value)
+    # An integer of numpy has a byte count, say, that must stay a number; a tensor would be read from its device.
+    return int(value) if isinstance(value, numbers.Integral) else str(value)
 
 
 def _changed(value: Any) -> dict[str, Any]:
@@ -211,38 +235,81 @@ def _changed(value: Any) -> dict[str, Any]:
 _FIELDS: Final[dict[type, list[tuple[str, Any]]]] = {}
 
 
-def _plain(value: Any) -> Any:
-    if attrs.has(type(value)):
-        return _plain(_changed(value))
-    if isinstance(value, Mapping):
-        return {_plain(str(key)): _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, bool) or value is None or isinstance(value, float):
+def as_plain(value: Any, depth: int = 0) -> Any:
+    """
+    The nearest that JSON can hold, of anything: never raises, and ends where a structure does not.
+
+    What orjson takes by itself stays as it is; an integer beyond 64 bits, a lone surrogate and an unknown object
+    become text.
+    """
+    if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, int):
-        return value if -(1 << 63) <= value < (1 << 63) else str(value)
+    if depth > _DEEPEST:
+        return "..."
+    try:
+        return _as_plain_at(value, depth)
+    except Exception as error:  # noqa: BLE001 - an engine's object may raise whatever it likes
+        return f"<{type(value).__name__}: {type(error).__name__}>"
+
+
+def _as_plain_at(value: Any, depth: int) -> Any:
+    if isinstance(value, enum.Enum):
+        return as_plain(value.value, depth + 1)
+    if attrs.has(type(value)):
+        return as_plain(_changed(value), depth)
+    if isinstance(value, Mapping):
+        return {_text(key): as_plain(each, depth + 1) for key, each in list(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [as_plain(each, depth + 1) for each in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted(map(_text, value))
+    if isinstance(value, numbers.Integral):
+        number = int(value)
+        return number if -(1 << 63) <= number < (1 << 64) else str(number)
+    return float(value) if isinstance(value, float) else _text(value)
+
+
+def _text(value: Any) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
+_DEEPEST: Final = 64
+#: Strings, arrays and objects are cut to so many entries, in turn, until a line fits.
+_LIMITS: Final = (65_536, 4_096, 256, 16)
+#: Below these nothing is cut: names of fields, and as many of them as an event has.
+_KEY, _KEYS = 256, 64
+#: Fields of an event lie no deeper than this in its payload; what does is a value without a type.
+_TYPED_DEPTH: Final = 4
+
+
 def _shortened(line: bytes) -> bytes:
-    """The same line with long texts and arrays cut until it fits; ``truncated`` says so."""
+    """The same line with long texts and arrays of the payload cut until it fits; ``truncated`` says so."""
     body = orjson.loads(line)
+    for name in set(body).difference(_ENVELOPE):
+        body[name] = _cut(body[name], _LIMITS[-1], _DEEPEST)
     body["truncated"] = True
-    for limit in (65_536, 4_096, 256, 16):
-        short = orjson.dumps(_cut(body, limit)) + b"\n"
+    payload = body["payload"]
+    for limit, depth in (*((limit, _DEEPEST) for limit in _LIMITS), (_LIMITS[-1], _TYPED_DEPTH)):
+        short = _dumps(body | {"payload": _cut(payload, limit, depth)}) + b"\n"
         if len(short) <= MAX_LINE:
             return short
-    body["payload"] = {}
-    return orjson.dumps(body) + b"\n"
+    bare = {name: each for name, each in _cut(payload, _LIMITS[-1], 1).items() if not isinstance(each, (dict, list))}
+    return (
+        _dumps({name: body[name] for name in body if name in _ENVELOPE} | {"payload": bare, "truncated": True}) + b"\n"
+    )
 
 
-def _cut(value: Any, limit: int) -> Any:
-    if isinstance(value, dict):
-        return {key[:limit]: _cut(each, limit) for key, each in list(value.items())[:limit]}
+def _cut(value: Any, limit: int, depth: int) -> Any:
+    if isinstance(value, str):
+        return value[:limit]
+    if not isinstance(value, (dict, list)):
+        return value
+    if depth == 0:
+        return "..."
     if isinstance(value, list):
-        return [_cut(each, limit) for each in value[:limit]]
-    return value[:limit] if isinstance(value, str) else value
+        return [_cut(each, limit, depth - 1) for each in value[:limit]]
+    entries = list(value.items())[: max(limit, _KEYS)]
+    return {key[: max(limit, _KEY)]: _cut(each, limit, depth - 1) for key, each in entries}
 
 
 CODEC: Final = Codec()

@@ -152,14 +152,23 @@ def _ranked(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> list[Rank
 
 def _rank(finding: Finding, run: RunState) -> tuple[Any, ...]:
     first = min(finding.evidence) if finding.evidence else run.last_seq + 1
-    return finding.severity == "note", first, SEVERITIES.index(finding.severity), -finding.bytes
+    note, answered = finding.severity == "note", _is_answered(finding, run)
+    return note, answered, first, SEVERITIES.index(finding.severity), -finding.bytes
+
+
+def _is_answered(finding: Finding, run: RunState) -> bool:
+    """Whether a start that did not come to ready went on from this failure: then it ended of something else."""
+    if run.finished is not None and run.finished[1].end == "ready":
+        return False
+    return any(visit.failed is not None and visit.ended_seq in finding.evidence for visit in run.visits[:-1])
 
 
 def _findings(source: Source, result: Outcome) -> list[Finding]:
     """Causes of failures first, so that they win over what a check says of the same thing."""
     run = source.run
     found: list[Finding] = []
-    for visit in run.visits:
+    # Of tries that failed alike, the one that the start ended with is kept.
+    for visit in (*run.visits[-1:], *run.visits[:-1]):
         for finding in causes(visit, run):
             recovered = result == "ready" or visit is not run.current
             found.append(attrs.evolve(finding, severity="warning") if recovered else finding)

@@ -15,6 +15,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -122,52 +123,53 @@ def read_starts(path: str | Path) -> tuple[Start, ...]:
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             return _from_file(descriptor, name, name)
-    except OSError as error:
-        raise _unreadable(name, error) from None
     finally:
         os.close(descriptor)
     return _from_directory(Path(name))
 
 
 def _opened(name: str) -> int:
+    with _said(name):
+        try:
+            return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
+        except ValueError:
+            raise JournalError(f"{name!r} cannot be a path", path=name, hint=_WHAT_TO_NAME) from None
+
+
+@contextmanager
+def _said(shown: str) -> Iterator[None]:
+    """What the operating system and the codec say becomes one sentence with the place."""
     try:
-        return os.open(name, os.O_RDONLY | os.O_CLOEXEC)
-    except ValueError:
-        raise JournalError(f"{name!r} cannot be a path", path=name, hint=_WHAT_TO_NAME) from None
+        yield
+    except UnknownSchema as error:
+        raise UnknownSchema(f"{shown}: {error.message}", path=shown, hint=error.hint) from None
+    except JournalError:
+        raise
     except OSError as error:
-        raise _unreadable(name, error) from None
-
-
-def _unreadable(name: str, error: OSError) -> JournalError:
-    hint = "let this user read it" if isinstance(error, PermissionError) else _WHAT_TO_NAME
-    return JournalError(f"{name}: {error.strerror or error}", path=name, hint=hint)
+        hint = "let this user read it" if isinstance(error, PermissionError) else _WHAT_TO_NAME
+        raise JournalError(f"{shown}: {error.strerror or error}", path=shown, hint=hint) from None
 
 
 def _from_file(descriptor: int, shown: str, name: str) -> tuple[Start, ...]:
-    try:
-        found, source, head = _read(descriptor, name)
-    except UnknownSchema as error:
-        raise UnknownSchema(f"{shown}: {error.message}", path=name, hint=error.hint) from None
-    except OSError as error:
-        raise _unreadable(shown, error) from None
-    if not any(each.journal.records for each in found):
-        raise _nothing_in(shown, name, found, source, head)
+    found, source = _read(descriptor, shown, name)
     return tuple(_starts(found, source=source, origin=name, is_whole=source == "mirror"))
 
 
 def _from_directory(root: Path) -> tuple[Start, ...]:
     directory = root
-    try:
+    with _said(str(root)):
         files = _journals_in(root)
         if not files:
             directory, files = _newest_run(root)
-    except OSError as error:
-        raise _unreadable(str(root), error) from None
     found: list[_Found] = []
     empty: list[JournalError] = []
     for file in files:
         try:
-            found += _read_named(file)
+            descriptor = _opened(str(file))
+            try:
+                found += _read(descriptor, str(file), str(file))[0]
+            finally:
+                os.close(descriptor)
         except UnknownSchema:
             raise
         except JournalError as error:
@@ -209,32 +211,32 @@ def _epoch(stamp: str) -> int | None:
         return None
 
 
-def _read_named(file: Path) -> list[_Found]:
-    name = str(file)
-    descriptor = _opened(name)
-    try:
-        found, source, head = _read(descriptor, name)
-    except UnknownSchema as error:
-        raise UnknownSchema(f"{name}: {error.message}", path=name, hint=error.hint) from None
-    except OSError as error:
-        raise _unreadable(name, error) from None
-    finally:
-        os.close(descriptor)
+def _read(descriptor: int, shown: str, name: str) -> tuple[list[_Found], str]:
+    """
+    What an open file holds, as a journal or as mirrored lines, and which of the two.
+
+    Raises:
+        JournalError: Not a single event.
+    """
+    with _said(shown):
+        found, source, head = _found(descriptor, name)
     if not any(each.journal.records for each in found):
-        raise _nothing_in(name, name, found, source, head)
-    return found
+        raise _nothing_in(shown, name, found, source, head)
+    return found, source
 
 
-def _read(descriptor: int, name: str) -> tuple[list[_Found], str, bytes]:
-    """What an open file holds, whether as a journal or as mirrored lines, and its first bytes."""
-    is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+def _found(descriptor: int, name: str) -> tuple[list[_Found], str, bytes]:
+    status = os.fstat(descriptor)
+    # Before the reading: a writer that ends in between has written its end by then. An empty file is left alone, since
+    # its writer may be about to ask for the lock.
+    is_held = status.st_size > 0 and _is_held(descriptor)
     head = b""
     while len(head) < _HEAD and (block := os.read(descriptor, _BLOCK)):
         head += block
     if _is_journal(head, name):
-        if is_regular:
+        if stat.S_ISREG(status.st_mode):
             os.lseek(descriptor, -len(head), os.SEEK_CUR)
-            return [_whole(read_descriptor(descriptor, name), descriptor)], "journal", head
+            return [_whole(read_descriptor(descriptor, name), is_held=is_held)], "journal", head
         with tempfile.TemporaryFile() as copy:
             # A journal is read by descriptor; its first bytes have left the pipe already.
             copy.write(head)
@@ -244,7 +246,7 @@ def _read(descriptor: int, name: str) -> tuple[list[_Found], str, bytes]:
             return [_Found(journal=read_descriptor(copy.fileno(), name))], "journal", head
     from startup_fsm.fishing import fish
 
-    catch = fish(cast(BinaryIO, _Stream(head, descriptor)), name)
+    catch = fish(cast("BinaryIO", _Stream(head, descriptor)), name)
     found = [_Found(journal=journal) for journal in catch.journals]
     if catch.problems:
         # Torn texts that are nobody's go with the last start, or stand alone.
@@ -279,11 +281,10 @@ class _Stream:
         return os.read(self._descriptor, size)
 
 
-def _whole(journal: Journal, descriptor: int) -> _Found:
+def _whole(journal: Journal, *, is_held: bool) -> _Found:
     """A journal file with its writer and its side file."""
     first = journal.records[0].event if journal.records else None
-    started = first if isinstance(first, RunStarted) else None
-    is_alive = bool(journal.records) and _is_held(descriptor) and not _is_gone(started)
+    is_alive = is_held and not _is_gone(first if isinstance(first, RunStarted) else None)
     if is_alive and journal.problems and journal.problems[-1].kind == "torn":
         # The line is being written right now.
         journal = attrs.evolve(journal, problems=journal.problems[:-1])
@@ -291,7 +292,6 @@ def _whole(journal: Journal, descriptor: int) -> _Found:
 
 
 def _is_held(descriptor: int) -> bool:
-    # Only files with events come here: their writer has its lock already, so asking for it cannot be in its way.
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -360,7 +360,10 @@ def _nothing_in(shown: str, name: str, found: list[_Found], source: str, head: b
             hint = _WHAT_TO_NAME
     elif where is not None:
         what = "journal" if source == "journal" else "text"
-        text, hint = f"no whole event in this {what}: {where.message}", "look for the journals of the other processes"
+        text, hint = (
+            f"no whole event in this {what}: {where.message}",
+            "its process was killed while it wrote the first event, or this is another kind of file",
+        )
     elif b"\0" in head:
         text, hint = "neither a journal nor text: it has binary bytes", _WHAT_TO_NAME
     else:

@@ -14,6 +14,7 @@ from startup_fsm.fold import RunState
 from startup_fsm.journal import JournalWriter
 
 Listener = Callable[[Record], None]
+Writing = Callable[[Record, bytes], None]
 
 
 class Recorder:
@@ -25,7 +26,7 @@ class Recorder:
         writer: The journal; None keeps the start in memory only.
 
     Attributes:
-        mirrors: Called with every record, in order, under the lock.
+        mirrors: Called with every record and its line, in order, under the lock.
         listeners: Called with every record, outside the lock.
         state: The fold of everything recorded; the live machine stands on it.
         bookkeeping_ns: Time spent here, without syncing.
@@ -41,7 +42,7 @@ class Recorder:
         self.writer = writer
         self.attempt = writer.attempt if writer is not None else 1
         self.state = RunState()
-        self.mirrors: list[Listener] = []
+        self.mirrors: list[Writing] = []
         self.listeners: list[Listener] = []
         self.bookkeeping_ns = 0
         self.measuring_ns = 0
@@ -91,12 +92,15 @@ class Recorder:
             )
             self._seq += 1
             self.state.apply(record)
-            if self.writer is not None:
-                self.writer.append(self._codec.encode(record))
-                self._tell_trouble(self.writer)
-            for mirror in self.mirrors:
-                mirror(record)
+            if self.writer is not None or self.mirrors:
+                line = self._codec.encode(record)
+                if self.writer is not None:
+                    self.writer.append(line)
+                for mirror in self.mirrors:
+                    mirror(record, line)
             self.bookkeeping_ns += time.perf_counter_ns() - before
+        if self.writer is not None:
+            self._tell_trouble(self.writer)
         # Outside the lock: a hook that is overdue is recorded from another thread.
         for listener in self.listeners:
             listener(record)

@@ -21,6 +21,14 @@ class _Mismatch(TypeError):
     """A value has the wrong type."""
 
 
+class _Inside(ValueError):
+    """Something is wrong with one entry of an array or object; the cause says what."""
+
+    def __init__(self, step: str) -> None:
+        self.step = step
+        super().__init__(step)
+
+
 def _strict(expected: type, name: str) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:
         # ``type is``: a bool is an int in Python and must not pass for one here.
@@ -54,9 +62,18 @@ def _mapping_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any]
             raise _Mismatch(msg)
         if item is Any:
             return value
+        if converter.detailed_validation:
+            return {key: _entry(each, item, f".{key[:60]}", converter) for key, each in value.items()}
         return {key: converter.structure(each, item) for key, each in value.items()}
 
     return structure
+
+
+def _entry(value: Any, kind: Any, step: str, converter: cattrs.Converter) -> Any:
+    try:
+        return converter.structure(value, kind)
+    except Exception as error:
+        raise _Inside(step) from error
 
 
 def _tuple_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
@@ -67,6 +84,8 @@ def _tuple_hook(kind: Any, converter: cattrs.Converter) -> Callable[[Any, Any], 
         if type(value) is not list:
             msg = f"expected an array, found {shown(value)}"
             raise _Mismatch(msg)
+        if converter.detailed_validation:
+            return tuple([_entry(each, item, f".{index}", converter) for index, each in enumerate(value)])
         if each_hook is not None:
             return tuple([each_hook(each, item) for each in value])
         return tuple([converter.structure(each, item) for each in value])
@@ -167,6 +186,8 @@ def _first_leaf(error: BaseException, path: str) -> tuple[str, str]:
         inner = error.exceptions[0]
         notes = [note for note in getattr(inner, "__notes__", ()) if isinstance(note, cattrs.AttributeValidationNote)]
         return _first_leaf(inner, f"{path}.{notes[-1].name}" if notes else path)
+    if isinstance(error, _Inside) and error.__cause__ is not None:
+        return _first_leaf(error.__cause__, path + error.step)
     if isinstance(error, KeyError):
         return path, "is missing"
     return path, str(error)

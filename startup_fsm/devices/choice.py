@@ -17,20 +17,29 @@ def choose(device: Device | str) -> Device:
     A device as it is, or by name: ``sim`` (tensors followed where torch is installed), ``cuda``, ``auto``.
 
     Raises:
-        ValueError: No such name, or no such device here.
+        ValueError: No such name.
+        RuntimeError: ``cuda`` where torch sees no device.
     """
     if not isinstance(device, str):
         return device
     if device not in ("auto", "sim", "cuda"):
         msg = f"device: {device!r} is none of auto, sim, cuda"
         raise ValueError(msg)
-    if device == "cuda":
-        msg = "device: CUDA is planned for the next release\nhint: use the device sim"
-        raise ValueError(msg)
-    if importlib.util.find_spec("torch") is None:
+    has_torch = importlib.util.find_spec("torch") is not None
+    if device == "cuda" or (device == "auto" and has_torch and _sees_cuda()):
+        from startup_fsm.devices.cuda import CudaDevice
+
+        return CudaDevice()
+    if not has_torch:
         from startup_fsm.devices.simulated import SimulatedDevice
 
         return SimulatedDevice(DEFAULT_TOTAL)
     from startup_fsm.devices.following import FollowingDevice
 
     return FollowingDevice(DEFAULT_TOTAL)
+
+
+def _sees_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -33,6 +33,7 @@ from startup_fsm.devices.operators import (
     storage_of,
     tensors_in,
     undisturbed,
+    zeroed,
 )
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.devices.tape import Source, Tape
@@ -189,7 +190,7 @@ class FollowingDevice(SimulatedDevice):
         made = []
         for _ in range(count):
             with self._unfollowed():
-                buffer = torch.zeros(size, dtype=torch.uint8)
+                buffer = zeroed(size) if self.has_values else torch.empty(size, dtype=torch.uint8)
             self._follow(buffer)
             made.append(buffer)
         return made

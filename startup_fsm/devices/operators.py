@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
+
+# Linux; the module mmap names it from Python 3.13 on.
+_MAP_NORESERVE = 0x4000
 
 FUSED = frozenset({torch.rms_norm, torch.nn.functional.rms_norm})
 """One kernel on a GPU, several operations on a CPU: followed as one. The result is like the first argument."""
@@ -123,3 +127,9 @@ def undisturbed() -> Iterator[None]:
     """Run torch without any mode: nothing is followed, nothing is a fake."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():  # noqa: SLF001 - modes of both kinds
         yield
+
+
+def zeroed(size: int) -> torch.Tensor:
+    """A ``uint8`` tensor whose pages the host gives only when they are touched: a KV cache larger than its memory."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)

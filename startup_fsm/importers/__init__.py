@@ -1,0 +1,1 @@
+"""Lines to facts, one module a source. Importing this package imports nothing."""

@@ -1,0 +1,82 @@
+"""
+The OutOfMemoryError sentence of torch, alone: text to figures. Units are printed with two decimals.
+
+Shapes: 1.x to 2.0 put everything in brackets after the GPU; 2.1 on writes sentences (and once "capacty"); 2.5 on names
+private pools. HIP writes the same body. A figure of 2^64 - 1 bytes is a driver that does not tell (WSL): unknown.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import attrs
+
+_UNITS: Final = {"bytes": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE: Final = r"(\d{1,12}(?:\.\d{1,6})?) (bytes|[KMGT]iB)"
+#: No process holds this much: what a driver prints that does not know.
+_UNKNOWN: Final = 1 << 60
+
+_TRIED: Final = re.compile(rf"Tried to allocate {_SIZE}")
+_FIGURES: Final[dict[str, re.Pattern[str]]] = {
+    "total_bytes": re.compile(rf"has a total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity"),
+    "free_bytes": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
+    "process_bytes": re.compile(rf"this process has {_SIZE} memory in use"),
+    "allocated_bytes": re.compile(rf"Of the allocated memory {_SIZE} is allocated by|; {_SIZE} already allocated"),
+    "private_pool_bytes": re.compile(rf"with {_SIZE} allocated in private pools"),
+    "reserved_unallocated_bytes": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
+    "reserved_bytes": re.compile(rf"; {_SIZE} reserved in total by PyTorch"),
+    "allowed_bytes": re.compile(rf"{_SIZE} allowed"),
+}
+_GPU: Final = re.compile(r"GPU (\d{0,4}) ?(?:has a total|;)|\(GPU (\d{0,4});")
+_TENANT: Final = re.compile(rf"Process (\d{{1,12}}) has {_SIZE} memory in use")
+
+
+@attrs.frozen(kw_only=True)
+class Sentence:
+    """
+    Figures of one sentence, in bytes; None where it does not say, or says that nobody knows.
+
+    Attributes:
+        gpu: Index as printed.
+        tenants: Other processes: pid and bytes.
+    """
+
+    tried_bytes: int | None = None
+    gpu: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    process_bytes: int | None = None
+    allocated_bytes: int | None = None
+    private_pool_bytes: int | None = None
+    reserved_unallocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    allowed_bytes: int | None = None
+    tenants: tuple[tuple[int, int | None], ...] = ()
+
+
+def parse_sentence(text: str) -> Sentence | None:
+    """The figures of an out-of-memory sentence; None when ``text`` holds none."""
+    tried = _TRIED.search(text)
+    if tried is None:
+        return None
+    # What follows is one sentence of a few hundred characters; a log may go on for gigabytes.
+    body = text[tried.start() : tried.start() + 4_096]
+    gpu = _GPU.search(body)
+    index = next((group for group in gpu.groups() if group), None) if gpu else None
+    return Sentence(
+        tried_bytes=_bytes(tried),
+        gpu=None if index is None else int(index),
+        tenants=tuple((int(found[1]), _size(found[2], found[3])) for found in _TENANT.finditer(body)),
+        **{name: _bytes(found) for name, pattern in _FIGURES.items() if (found := pattern.search(body))},
+    )
+
+
+def _bytes(found: re.Match[str]) -> int | None:
+    groups = [group for group in found.groups() if group is not None]
+    return _size(groups[0], groups[1])
+
+
+def _size(number: str, unit: str) -> int | None:
+    value = round(float(number) * _UNITS[unit])
+    return None if value >= _UNKNOWN else value
