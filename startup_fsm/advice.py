@@ -18,6 +18,7 @@ from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import MIB, format_bytes
 
 _UTILIZATION: Final = "gpu_memory_utilization"
+_PINNED: Final = "kv_cache_memory_bytes"
 
 Adviser = Callable[[Finding, Visit, RunState], list[Advice]]
 
@@ -37,8 +38,11 @@ def _say(setting: str, direction: Direction, because: str, **facts: Any) -> Advi
 
 def _lower_utilization(by: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
     """Lower the utilization so that the KV cache shrinks by ``by`` bytes; nothing where it would not fit any more."""
+    if (pinned := run.knob(_PINNED)) is not None:
+        # More may have been pinned than there was.
+        return _repin(min(computed.kv_bytes, computed.available_bytes) - by, pinned, computed, why)
     share = run.knob(_UTILIZATION)
-    if not isinstance(share, (int, float)) or run.knob("requested_bytes") is not None:
+    if not isinstance(share, (int, float)) or run.knob("requested_bytes") is not None or computed.total_bytes <= 0:
         return []
     # What the device lacks against the request is not had by lowering it: start from what can be had.
     reachable = min(computed.requested_bytes, computed.reachable_bytes)
@@ -52,10 +56,33 @@ def _lower_utilization(by: int, computed: BudgetComputed, run: RunState, why: st
     return [_say(_UTILIZATION, "lower", text, before=share, to=to, leftover=left)]
 
 
+def _repin(kv_bytes: int, pinned: Any, computed: BudgetComputed, why: str) -> list[Advice]:
+    """Where the KV bytes are explicit, no other knob moves them: the nearest number of whole blocks that fits."""
+    to = kv_bytes // computed.block_bytes * computed.block_bytes if computed.block_bytes > 0 else 0
+    least = computed.needed_bytes or computed.block_bytes
+    if (
+        not isinstance(pinned, int)
+        or to < max(1, least)
+        or to == pinned
+        or (to > pinned and to > computed.available_bytes)
+    ):
+        return []
+    direction: Direction = "raise" if to > pinned else "lower"
+    leftover = computed.available_bytes - to
+    return [_say(_PINNED, direction, why, before=pinned, to=to, unit="bytes", leftover=leftover)]
+
+
 def _raise_utilization(kv_bytes: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
+    if (pinned := run.knob(_PINNED)) is not None:
+        return _repin(kv_bytes, pinned, computed, why)
     share = run.knob(_UTILIZATION)
     interval = budget.utilization_for(computed, kv_bytes)
-    if interval is None or not isinstance(share, (int, float)) or interval[0] <= share:
+    if (
+        run.knob("requested_bytes") is not None
+        or interval is None
+        or not isinstance(share, (int, float))
+        or interval[0] <= share
+    ):
         return []
     text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(computed.total_bytes)}"
     leftover = computed.reachable_bytes - math.floor(interval[0] * computed.total_bytes)
@@ -72,7 +99,7 @@ def _graphs(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     left = computed.available_bytes - (needed - reserved)
     least = computed.needed_bytes or computed.block_bytes
     found: list[Advice] = []
-    if left >= least:
+    if left >= least and run.knob(_PINNED) is None:
         text = f"the graphs need {format_bytes(needed)}, {format_bytes(reserved)} were reserved"
         before = run.knob("graph_estimate", "measure")
         found.append(_say("graph_estimate", "set", text, before=before, to=needed, unit="bytes", leftover=left))
@@ -141,7 +168,7 @@ def _overrun(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
 
 def _unused(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     share = run.knob(_UTILIZATION)
-    if not isinstance(share, (int, float)) or visit.after is None:
+    if not isinstance(share, (int, float)) or visit.after is None or visit.after.total_bytes <= 0:
         return []
     to = math.floor((share + finding.bytes / visit.after.total_bytes) * 1000) / 1000
     if not share < to <= 1:
@@ -154,7 +181,7 @@ def _pinned(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     if not isinstance(room, int) or room <= 0:
         return []
     text = f"{format_bytes(room)} are left for the KV cache"
-    return [_say("kv_cache_memory_bytes", "lower", text, before=finding.observed, to=room, unit="bytes")]
+    return [_say(_PINNED, "lower", text, before=finding.observed, to=room, unit="bytes")]
 
 
 def _weights(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:

@@ -22,10 +22,12 @@ from startup_fsm.engine import Engine, LongestRequest
 from startup_fsm.errors import (
     BudgetError,
     EdgeRefused,
+    StartupError,
 )
 from startup_fsm.events import (
     AttemptStarted,
     BudgetComputed,
+    DecisionMade,
     Event,
     NoteAdded,
     RecoveryChosen,
@@ -96,8 +98,9 @@ class Bootstrap:
         self.engine_version = engine_version
         self.settings = dict(settings or {})
         self.device = choose(device)
-        self.recorder = self._recorder(journal, durability, rank)
+        # Before the journal, so that a hook that is none leaves no empty file.
         self.hooks = Hooks([*hooks, *(discovered() if discover else ())], self._record)
+        self.recorder = self._recorder(journal, durability, rank)
         self.recorder.listeners.append(lambda record: self.hooks.on_event(record.event, record=record))
         if mirror is not False:
             self.recorder.mirrors.append(Mirror(None if mirror is True else mirror).write)
@@ -242,13 +245,17 @@ class Bootstrap:
         """
         self._begin()
         early = not self.plan.is_free and READY not in allowed_targets(self.history)
+        if self.history.position == "ended":
+            raise refused(self.history, READY, "the start is over")
         if (early or self.course.open is not None) and self.mode != "observe":
             raise refused(self.history, READY, "not from here")
         self._finished(READY, "")
 
     def fail(self, reason: str) -> None:
-        """Declare the start failed; nothing follows."""
+        """Declare the start failed; a state that is open failed with it, and nothing follows."""
         self._begin()
+        if self.course.open is not None:
+            self.course.failed(self.course.open, StartupError(reason))
         if self.history.position != "ended":
             self._finished(FAILED, reason)
 
@@ -293,6 +300,13 @@ class Bootstrap:
             return None
         taken = self.history.edges_taken[edge.source, edge.name]
         if not self.plan.allows(edge.source, edge.name, taken=taken):
+            return None
+        lacking = self.measurement.lacking(self.history.budgets[-1][1]) if self.history.budgets else 0
+        if failed.failed.category == "oom" and lacking > 0:
+            # It would only fail while sizing, and hide what really ran out.
+            inputs = {"edge": edge.name, "lacking_bytes": lacking, **self.measurement.lessons()}
+            reason = "no smaller KV cache would do"
+            self.recorder.record(DecisionMade(decision="no_retry", reason=reason, state=edge.source, inputs=inputs))
             return None
         self.recorder.record(
             RecoveryChosen(

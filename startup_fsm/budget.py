@@ -2,7 +2,7 @@
 How many bytes the KV cache may take. Pure arithmetic; every term is counted once and recorded.
 
     kv       = min(free, requested - used by us) - graphs - headroom - margin - shortfall + already mapped
-    headroom = max(0, reserved peak of the largest eager step - reserved in the default pool now)
+    headroom = max(0, reserved peak of the largest eager step - reserved after it, settled)
     margin   = max(64 MiB, 0.1% of total, 2 x drift, late return)
 
 ``free`` is the smaller of the settled reading after teardown and the reading now. ``graphs`` is what comes back when
@@ -121,13 +121,21 @@ def margin_bytes(total: int, *, drift: int = 0, late_return: int = 0) -> int:
     return max(LEAST_MARGIN, total // 1000, 2 * abs(drift), late_return)
 
 
-def headroom_bytes(reserved_peak: int, reserved_now: int) -> int:
+def headroom_bytes(reserved_peak: int, reserved_after: int) -> int:
     """Bytes that the largest eager step will take again. Reserved, not allocated: fragmentation is memory too."""
-    return max(0, reserved_peak - reserved_now)
+    return max(0, reserved_peak - reserved_after)
 
 
 def compute(inputs: Inputs) -> BudgetComputed:
-    """Size the KV cache. Nothing is raised here: where it does not fit, ``missing_bytes`` says by how much."""
+    """
+    Size the KV cache. Where it does not fit nothing is raised: ``missing_bytes`` says by how much.
+
+    Raises:
+        ValueError: A block of no bytes.
+    """
+    if inputs.block_bytes <= 0:
+        msg = f"block_bytes: a KV block of {inputs.block_bytes} bytes; it must have at least one"
+        raise ValueError(msg)
     free = min(inputs.free_settled, inputs.free_now)
     by_request = inputs.requested - inputs.used_by_us
     source = inputs.sources.get
@@ -179,7 +187,14 @@ def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float
 
     Both are rounded to three decimals, inwards. The largest is what was ours and what was free when we sized.
     """
-    charged = budget.requested_bytes + term(budget, "not_free") - budget.available_bytes
-    lowest = math.ceil((charged + kv_bytes) / budget.total_bytes * 1000) / 1000
-    highest = math.floor(budget.reachable_bytes / budget.total_bytes * 1000) / 1000
-    return (lowest, highest) if 0 < lowest <= highest else None
+    if budget.total_bytes <= 0:
+        return None
+    needed = budget.requested_bytes + term(budget, "not_free") - budget.available_bytes + kv_bytes
+    # In whole thousandths; then as the knob will be read, because 0.3 of a device is not quite three tenths of it.
+    lowest = -(-needed * 1000 // budget.total_bytes)
+    if math.floor(budget.total_bytes * (lowest / 1000)) < needed:
+        lowest += 1
+    highest = min(1000, budget.reachable_bytes * 1000 // budget.total_bytes)
+    if math.floor(budget.total_bytes * (highest / 1000)) > budget.reachable_bytes:
+        highest -= 1
+    return (lowest / 1000, highest / 1000) if 0 < lowest <= highest else None

@@ -199,16 +199,16 @@ def _as_plain(value: Any) -> Any:
     kind = type(value)
     if attrs.has(kind):
         return _changed(value)
-    if isinstance(value, float):
-        return float(value)
     if isinstance(value, (set, frozenset)):
         return sorted(map(str, value))
     if isinstance(value, Mapping):
         return dict(value)
     if isinstance(value, tuple):
         return list(value)
-    # An integer of numpy has a byte count, say, that must stay a number; a tensor would be read from its device.
-    return int(value) if isinstance(value, numbers.Integral) else str(value)
+    # A byte count in an integer of numpy stays a number.
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    return float(value) if isinstance(value, numbers.Real) else str(value)
 
 
 def _changed(value: Any) -> dict[str, Any]:
@@ -227,7 +227,7 @@ def _changed(value: Any) -> dict[str, Any]:
     for name, default in _FIELDS[kind]:
         each = getattr(value, name)
         # ``is`` first: comparing is what costs. True == 1, so the types are compared too.
-        if each is not default and (each != default or type(each) is not type(default)):
+        if each is not default and (default is None or each != default or type(each) is not type(default)):
             plain[name] = each
     return plain
 
@@ -266,7 +266,7 @@ def _as_plain_at(value: Any, depth: int) -> Any:
     if isinstance(value, numbers.Integral):
         number = int(value)
         return number if -(1 << 63) <= number < (1 << 64) else str(number)
-    return float(value) if isinstance(value, float) else _text(value)
+    return float(value) if isinstance(value, numbers.Real) else _text(value)
 
 
 def _text(value: Any) -> str:
@@ -293,10 +293,9 @@ def _shortened(line: bytes) -> bytes:
         short = _dumps(body | {"payload": _cut(payload, limit, depth)}) + b"\n"
         if len(short) <= MAX_LINE:
             return short
-    bare = {name: each for name, each in _cut(payload, _LIMITS[-1], 1).items() if not isinstance(each, (dict, list))}
-    return (
-        _dumps({name: body[name] for name in body if name in _ENVELOPE} | {"payload": bare, "truncated": True}) + b"\n"
-    )
+    bare = {name: _cut(each, _LIMITS[-1], 0) for name, each in payload.items() if not isinstance(each, (dict, list))}
+    known = {name: each for name, each in body.items() if name in _ENVELOPE}
+    return _dumps(known | {"payload": bare, "truncated": True}) + b"\n"
 
 
 def _cut(value: Any, limit: int, depth: int) -> Any:

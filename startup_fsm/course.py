@@ -7,6 +7,7 @@ decision stands on.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
 from collections.abc import Callable
@@ -24,7 +25,15 @@ from startup_fsm.errors import (
     PeerFailed,
     RestartRequired,
 )
-from startup_fsm.events import CheckJudged, OomObserved, StateEntered, StateFailed, StateLeft, StateStalled
+from startup_fsm.events import (
+    CheckJudged,
+    OomObserved,
+    SignalReceived,
+    StateEntered,
+    StateFailed,
+    StateLeft,
+    StateStalled,
+)
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState
 from startup_fsm.hooks import Hooks
@@ -94,24 +103,21 @@ class Course:
         self.recorder.record(event)
         self.recorder.sync()
 
-    def enter(self, name: str, by: str | None) -> LiveStep:
-        """Refuse or record the entry of a state; by the edge ``by`` where it is named."""
-        self._begin()
+    def admit(self, name: str, by: str | None) -> tuple[LiveStep, StateEntered]:
+        """Refuse the entry of a state, by the edge ``by`` where it is named, or say what is to be recorded."""
         history = self.history
         if self.open is not None or history.position == "ended":
             raise refused(history, name, "a state is open" if self.open is not None else "the start is over")
         edge = self._edge_to(name, by)
         source = history.state
         visit = len(history.visits_of(name)) + 1
-        self.recorder.record(
-            StateEntered(
-                state=name,
-                visit=visit,
-                edge=None if edge is None else edge.name,
-                source=None if edge is None else source,
-            )
+        entered = StateEntered(
+            state=name,
+            visit=visit,
+            edge=None if edge is None else edge.name,
+            source=None if edge is None else source,
         )
-        return LiveStep(name, visit, self.measurement, show=self._show)
+        return LiveStep(name, visit, self.measurement, show=self._show), entered
 
     def _edge_to(self, name: str, by: str | None) -> Edge | None:
         history, plan = self.history, self.plan
@@ -124,7 +130,8 @@ class Course:
             if name != plan.start and self.mode != "observe":
                 raise refused(history, name, f"a start begins with {plan.start}")
             return None
-        edge = plan.edge(here, by) if by else plan.between(here, name, failed=history.position == "failed")
+        failed, taken = history.position == "failed", history.edges_taken
+        edge = plan.edge(here, by) if by else plan.between(here, name, failed=failed, taken=taken)
         try:
             if edge is None:
                 raise refused(history, name, "the plan has no such edge")
@@ -134,10 +141,21 @@ class Course:
                 raise
         return edge
 
-    def opened(self, state: OpenState) -> None:
-        """After the entry was recorded: watch, measure, run hooks."""
+    def begin(self) -> HookFailed | None:
+        """Record the first event, where there is none; a hook that refuses it has refused the state that follows."""
+        try:
+            self._begin()
+        except HookFailed as refusal:
+            return refusal
+        return None
+
+    def opened(self, state: OpenState, entered: StateEntered, refusal: HookFailed | None) -> None:
+        """Record the entry, then watch, measure, run hooks."""
         step = state.step
         self.open = state
+        self.recorder.record(entered)
+        if refusal is not None:
+            raise refusal
         declared = self.plan.state(step.state)
         self.watchdog.watch(step.state, step.visit, None if declared is None else declared.deadline_s)
         self.measurement.entering(step.state, step.visit)
@@ -145,6 +163,9 @@ class Course:
 
     def succeeded(self, state: OpenState) -> None:
         """A body returned: measure, judge, run hooks, record the end."""
+        if self.open is not state:
+            # The body declared the whole start failed.
+            return
         step = state.step
         self.measurement.leaving(step.state, step.visit)
         self.measurement.snapshot(step.state, step.visit, "leave")
@@ -187,16 +208,31 @@ class Course:
 
     def failed(self, state: OpenState, error: BaseException) -> None:
         """A body raised, or what follows it: record what can be known, leave the exception as it is."""
-        step = state.step
+        step, visit = state.step, self.history.current
         self.open = None
-        if not self.recorder.is_ours:
+        if not self.recorder.is_ours or visit is None:
             return
-        category = self.category(error)
-        part = self.history.current.part if self.history.current is not None else None
-        if category == "oom":
-            self._observe_oom(error, step, part)
-        self.measurement.snapshot(step.state, step.visit, "fail")
-        self._judge_neighbours(step)
+        if not visit.is_open:
+            # The state was left already: nothing of it failed, and only an interrupt comes so late.
+            if isinstance(error, KeyboardInterrupt):
+                self.recorder.record(SignalReceived(signal="SIGINT", state=step.state))
+            return
+        self.hooks.telling = True
+        try:
+            self._record_failure(state, error, self.category(error), visit.part)
+        finally:
+            self.hooks.telling = False
+        self.hooks.on_failure(step.state, error, visit=step.visit)
+
+    def _record_failure(self, state: OpenState, error: BaseException, category: str, part: str | None) -> None:
+        step = state.step
+        try:
+            if category == "oom":
+                self._observe_oom(error, step, part)
+            self.measurement.snapshot(step.state, step.visit, "fail")
+            self._judge_neighbours(step)
+        except Exception as unread:  # noqa: BLE001 - a device that can no longer be read must not hide why
+            step.skip("snapshot", f"the device could not be read after the failure: {type(unread).__name__}: {unread}")
         self.watchdog.rest()
         self.recorder.record(
             StateFailed(
@@ -211,9 +247,9 @@ class Course:
             )
         )
         self.recorder.sync()
-        self.hooks.on_failure(step.state, error, visit=step.visit)
         where = f" in part {part}" if part else ""
-        error.add_note(f"startup-fsm: failed in state {step.state}{where} ({category}); journal: {self.recorder.path}")
+        path = self.recorder.path or "none"
+        error.add_note(f"startup-fsm: failed in state {step.state}{where} ({category}); journal: {path}")
 
     def _judge_neighbours(self, step: LiveStep) -> None:
         # Only what tells whose fault it was; the contracts of a state that ended well do not hold here.
@@ -241,7 +277,8 @@ class Course:
                 blocks=() if facts is None else facts.blocks,
             )
         )
-        self.measurement.learn(step.state, 0 if facts is None else facts.tried_bytes or 0)
+        tried, free = (0, 0) if facts is None else (facts.tried_bytes or 0, facts.free_bytes or 0)
+        self.measurement.learn(step.state, tried, free)
 
     def category(self, error: BaseException) -> str:
         """How an exception counts: see ``state_failed``."""
@@ -265,9 +302,10 @@ class OpenState:
         recorder = course.recorder
         self._costs = (recorder.bookkeeping_ns, recorder.syncing_ns, recorder.measuring_ns)
         self._began, self._cpu = time.monotonic_ns(), time.process_time_ns()
-        self.step = course.enter(self._name, self._by)
+        refusal = course.begin()
+        self.step, entered = course.admit(self._name, self._by)
         try:
-            course.opened(self)
+            course.opened(self, entered, refusal)
             self._scope = course.device.scope()
             self._scope.__enter__()
         except BaseException as error:
@@ -278,11 +316,13 @@ class OpenState:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._scope.__exit__(kind, error, trace)
         if error is not None:
+            with contextlib.suppress(Exception):
+                self._scope.__exit__(kind, error, trace)
             self._course.failed(self, error)
             return
         try:
+            self._scope.__exit__(None, None, None)
             self._course.succeeded(self)
         except BaseException as broken:
             self._course.failed(self, broken)

@@ -19,7 +19,7 @@ from startup_fsm.events import StateFailed
 from startup_fsm.findings import SEVERITIES, Advice, Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot, accounts
-from startup_fsm.verdict import Outcome, RankedFinding, Verdict
+from startup_fsm.verdict import SOURCES, Outcome, RankedFinding, Verdict
 
 #: Time outside every state that is worth a note: more than this, and more than a fifth of the start.
 _UNATTRIBUTED_NS: Final = 1_000_000_000
@@ -64,10 +64,11 @@ def diagnose(sources: Sequence[Source], *, source: str = "journal", origin: str 
     failing = run.current if result != "ready" else None
     ranked = _ranked(sources, outcomes)
     started = run.started
+    read = source if started is None or started.source == "journal" else started.source
     last = _last_snapshot(run)
     figures = {each.label: figures_of(each.run) for each in sources}
     return Verdict(
-        source=source if started is None or started.source == "journal" else started.source,
+        source=read if read in SOURCES else "unknown",
         origin=origin,
         engine=None if started is None else started.engine,
         engine_version=None if started is None else started.engine_version,
@@ -102,7 +103,7 @@ def outcome(source: Source) -> Outcome:
     visit = run.current
     if visit is not None and visit.failed is not None:
         return _failed_outcome(visit.failed, is_signalled=bool(run.signals))
-    if run.finished is not None or run.peer_failures:
+    if run.peer_failures or (run.finished is not None and not run.signals):
         return "error"
     if source.is_alive:
         return "running"
@@ -215,6 +216,10 @@ def _endings(source: Source, result: Outcome) -> list[Finding]:
                 evidence=() if visit is None else (visit.entered_seq,),
             )
         )
+    if result == "error" and run.finished is not None and (visit is None or visit.failed is None):
+        seq, finished = run.finished
+        text = f"declared failed {f'after {state}' if state else 'at once'}: {finished.reason or 'no reason given'}"
+        found.append(Finding(code="state.raised", severity="error", state=state, message=text, evidence=(seq,)))
     if result == "interrupted" and run.signals:
         seq, signalled = run.signals[-1]
         text = f"{signalled.signal} arrived in {signalled.state or state}"

@@ -91,7 +91,13 @@ class _Drive:
         if plan.is_free:
             text = f"plan {plan.name!r} has no order to drive an engine through"
             raise PlanError(text, hint="keep control with Bootstrap.state, or choose another plan")
+        if plan.state("size_kv") is None:
+            text = f"plan {plan.name!r} sizes no KV cache"
+            raise PlanError(text, hint="let it pass through size_kv")
         for state in plan.states:
+            if plan.onward(state.name) is None:
+                text = f"plan {plan.name!r}: no advance edge leads on from {state.name!r}"
+                raise PlanError(text, hint="add one, to the next state or to ready")
             if state.name not in self._bodies:
                 self._bodies[state.name] = self._call(state.name)
 

@@ -280,27 +280,27 @@ def allowed_targets(run: RunState) -> tuple[str, ...]:
     )
 
 
-def _ended(run: RunState, record: events.Record, event: events.StateLeft | events.StateFailed) -> Visit | None:
+def _ended(run: RunState, record: events.Record, event: Any, to: Position) -> Visit | None:
     visit = run.current
     if visit is None or not visit.is_open or visit.state != event.state:
         run.violated(record.seq, (), record.kind, f"{record.kind} {event.state}, which is not open")
         return None
     visit.ended_seq, visit.ended_t = record.seq, record.t
+    if run.position == "ended":
+        run.violated(record.seq, (), record.kind, f"{record.kind} {event.state} after the end")
+    else:
+        run.position = to
     return visit
 
 
 def _state_left(run: RunState, record: events.Record, event: events.StateLeft) -> None:
-    visit = _ended(run, record, event)
-    if visit is not None:
+    if (visit := _ended(run, record, event, "left")) is not None:
         visit.left = event
-        run.position = "left"
 
 
 def _state_failed(run: RunState, record: events.Record, event: events.StateFailed) -> None:
-    visit = _ended(run, record, event)
-    if visit is not None:
+    if (visit := _ended(run, record, event, "failed")) is not None:
         visit.failed = event
-        run.position = "failed"
 
 
 def _part_entered(run: RunState, record: events.Record, event: events.PartEntered) -> None:
@@ -352,11 +352,12 @@ def _figure_read(run: RunState, record: events.Record, event: events.FigureRead)
 
 def _run_finished(run: RunState, record: events.Record, event: events.RunFinished) -> None:
     plan, here = run.plan, run.state
-    if run.position == "open" and event.end == "ready":
+    if run.position == "ended":
+        run.violated(record.seq, (), event.end, "the run ended twice")
+    elif run.position == "open" and event.end == "ready":
         run.violated(record.seq, (f"state_left {here}",), event.end, f"ready while {here} is open")
     elif event.end == "ready" and plan is not None and not plan.is_free and event.end not in allowed_targets(run):
-        text = f"{here} -> ready is not allowed"
-        run.violated(record.seq, allowed_targets(run), event.end, text)
+        run.violated(record.seq, allowed_targets(run), event.end, f"{here} -> ready is not allowed")
     run.finished = (record.seq, event)
     run.position = "ended"
 

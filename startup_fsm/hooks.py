@@ -38,6 +38,8 @@ _POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 _OWN: Final = frozenset({"hook_ran", "hook_failed"})
 # While these are recorded an exception of the engine is on its way; a hook's must not take its place.
 _AT_FAILURE: Final = frozenset({"state_failed", "oom_observed", "signal_received", "peer_failed", "state_stalled"})
+# These come between states: nothing is open that a hook could refuse.
+_BETWEEN: Final = frozenset({"state_left", "recovery_chosen", "run_finished"})
 
 
 @attrs.frozen(kw_only=True)
@@ -91,6 +93,7 @@ class Hooks:
 
     Attributes:
         running_ns: Time spent in hooks so far.
+        telling: While it is set, no event can be refused.
 
     Raises:
         TypeError: Something is no hook.
@@ -100,6 +103,7 @@ class Hooks:
     def __init__(self, hooks: Iterable[object], record: Callable[[Event], None]) -> None:
         given = list(hooks)
         self.running_ns = 0
+        self.telling = False
         self._record = record
         self._pid = os.getpid()
         self._broken = [hook for hook in given if isinstance(hook, BrokenHook)]
@@ -136,14 +140,15 @@ class Hooks:
 
     def on_event(self, event: Event, **facts: Any) -> None:
         """
-        An event was recorded. Raises as :meth:`before_state`, but not for an event that tells of a failure.
+        An event was recorded. Raises as :meth:`before_state`, but not where a state has ended or is failing.
 
         Call it without the lock of the journal: a hook that is overdue is recorded from another thread.
         """
         kind = getattr(event, "kind", "")
         if kind not in _OWN:
             state = getattr(event, "state", None) or self._state
-            self._all("on_event", state, {"event": event, **facts}, raising=kind not in _AT_FAILURE)
+            may_refuse = not self.telling and kind not in _AT_FAILURE | _BETWEEN
+            self._all("on_event", state, {"event": event, **facts}, raising=may_refuse)
 
     def close(self) -> None:
         """Record what is not recorded yet, and end the threads."""
@@ -174,7 +179,8 @@ class Hooks:
         except Exception as error:
             self._failed(hook, moment, state, error, time.perf_counter_ns() - before)
             if hook.policy == "fail" and raising:
-                msg = f"the hook {hook.name} failed at {moment} of {state}: {_text(error)}"
+                where = f" of {state}" if state else ""
+                msg = f"the hook {hook.name} failed at {moment}{where}: {_text(error)}"
                 hint = f'fix the hook, or give it policy = "warn" or "disable" (it has "{hook.policy}")'
                 raise errors.HookFailed(msg, hint=hint) from error
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import hashlib
 import importlib.metadata
 import os
@@ -9,11 +11,15 @@ import re
 import secrets
 import socket
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import attrs
 import orjson
+
+from startup_fsm.codec import as_plain
 
 #: The run that this process belongs to, and the pid of the process that made it.
 RUN_VARIABLE: Final = "STARTUP_FSM_RUN"
@@ -34,10 +40,15 @@ _ENVIRONMENT: Final = (
     "WORLD_SIZE",
 )
 _PACKAGES: Final = ("startup-fsm", "torch", "transformers", "vllm", "nvidia-ml-py", "cuda-python")
-# Whole words: max_num_batched_tokens is no secret, hf_token is.
+# Whole words: max_num_batched_tokens is no secret, hf_token and hfToken are; eos_token_id and key_value_heads are none.
 _SECRET: Final = re.compile(
-    r"(?:^|[^a-z])(?:token|key|apikey|secret|password|passwd|credentials?)(?:$|[^a-z])", re.IGNORECASE
+    r"(?:^|[^a-z])(?:(?:access|auth|api|private|secret)?(?:token(?!_?ids?(?:$|[^a-z]))|keys?(?!_?values?(?:$|[^a-z])))"
+    r"|(?:pass|key)phrase|secrets?|passwords?|passwd|pwd|credentials?)(?:$|[^a-z])",
+    re.IGNORECASE,
 )
+_HUMP: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_ADDRESS: Final = re.compile(r" at 0x[0-9a-f]+")
+_DEEPEST: Final = 16
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 WITHHELD: Final = "[withheld]"
 
@@ -51,7 +62,7 @@ def run_id(environment: Mapping[str, str] | None = None) -> tuple[str, bool]:
     given = os.environ if environment is None else environment
     name = given.get(RUN_VARIABLE)
     if name and given.get(OWNER_VARIABLE) != str(os.getpid()):
-        return _UNSAFE.sub("-", name)[:120], True
+        return _UNSAFE.sub("-", name).lstrip(".")[:120] or "run", True
     for variable in _LAUNCHERS:
         # torchrun says "none" when nobody named the run.
         if (value := given.get(variable)) and value != "none":
@@ -69,7 +80,7 @@ def export_run(run: str) -> None:
 def rank_of(environment: Mapping[str, str] | None = None) -> int | None:
     """The rank that a launcher gave this process, or None."""
     value = (os.environ if environment is None else environment).get("RANK", "")
-    return int(value) if value.isdigit() else None
+    return int(value) if re.fullmatch("[0-9]{1,9}", value) else None
 
 
 def process_name(rank: int | None) -> str:
@@ -107,18 +118,43 @@ def environment() -> dict[str, str]:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The same values, with those withheld whose names say that they are secret."""
+    """The same values, with those withheld whose names say that they are secret, at any depth."""
+    return {str(name): WITHHELD if _is_secret(str(name)) else _open(value, 1) for name, value in values.items()}
+
+
+def _is_secret(name: str) -> bool:
+    return _SECRET.search(_HUMP.sub("_", name)) is not None
+
+
+def _open(value: Any, depth: int) -> Any:
+    """A value without the secrets inside it: containers, and objects that are nothing but their fields."""
+    if isinstance(value, (type, str, int, float)) or value is None:
+        return value
+    if depth > _DEEPEST:
+        return "..."
+    if isinstance(value, (list, tuple)):
+        return [_open(each, depth + 1) for each in value]
+    fields = _fields_of(value)
+    if fields is None:
+        return value
     return {
-        str(name): WITHHELD
-        if _SECRET.search(str(name))
-        else without_secrets(value)
-        if isinstance(value, Mapping)
-        else value
-        for name, value in values.items()
+        str(name): WITHHELD if _is_secret(str(name)) else _open(each, depth + 1) for name, each in list(fields.items())
     }
+
+
+def _fields_of(value: Any) -> Mapping[Any, Any] | None:
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, (argparse.Namespace, types.SimpleNamespace)):
+        return vars(value)
+    # What orjson and the codec would write field by field.
+    names = [field.name for field in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else []
+    names += [field.name for field in attrs.fields(type(value))] if attrs.has(type(value)) else []
+    return {name: getattr(value, name, None) for name in names} if names else None
 
 
 def fingerprint(*parts: Any) -> str:
     """A short digest of plain data; equal wherever the data is."""
-    body = orjson.dumps(parts, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS, default=str)
+    # An object shows its address, which no two ranks share.
+    body = _ADDRESS.sub("", orjson.dumps(as_plain(parts), option=orjson.OPT_SORT_KEYS).decode()).encode()
     return hashlib.sha256(body).hexdigest()[:16]

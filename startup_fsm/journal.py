@@ -9,13 +9,17 @@ torn last line, reports every hole with its offset, and holds one line in memory
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 import tempfile
 import time
+import weakref
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Literal
@@ -23,7 +27,7 @@ from typing import Final, Literal
 import attrs
 
 from startup_fsm.codec import CODEC, MAX_LINE, Codec
-from startup_fsm.errors import DecodeError, JournalError
+from startup_fsm.errors import DecodeError, JournalError, UnknownSchema
 from startup_fsm.events import Record
 
 #: Durability ``process``: synced at failure and at the end. ``disk``: at the edges between states too.
@@ -31,7 +35,10 @@ Durability = Literal["process", "disk"]
 
 _CHUNK: Final = 1 << 20
 _KEPT_LIMIT: Final = 64 << 20
+_MOST_PROBLEMS: Final = 1_000
 _NETWORK: Final = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "glusterfs", "9p", "afs", "fuse.")
+#: Containers without root stand on this; it is a local disk.
+_LOCAL: Final = ("fuse.fuse-overlayfs",)
 
 
 def file_name(process: str, attempt: int) -> str:
@@ -49,10 +56,13 @@ def is_network(path: Path) -> bool:
     longest, kind = "", ""
     for line in mounts:
         before, _, after = line.partition(" - ")
-        point = before.split()[4].replace("\\040", " ")
+        fields, kinds = before.split(), after.split()
+        if len(fields) < 5 or not kinds:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
         if len(point) >= len(longest) and (real == point or real.startswith(point.rstrip("/") + "/")):
-            longest, kind = point, after.split()[0]
-    return kind.startswith(_NETWORK)
+            longest, kind = point, kinds[0]
+    return kind.startswith(_NETWORK) and kind not in _LOCAL
 
 
 class JournalWriter:
@@ -83,11 +93,13 @@ class JournalWriter:
         self.syncing_ns = 0
         self.syncs = 0
         self._pid = os.getpid()
-        self._kept: list[bytes] = []
+        self._kept: deque[bytes] = deque()
         self._kept_bytes = 0
         self._descriptor: int | None = None
         self._offset = 0
         self._final: Path | None = None
+        self._process = process
+        self._closed = False
         self.attempt = attempt or 1
         self.path = directory / file_name(process, self.attempt)
         try:
@@ -95,6 +107,8 @@ class JournalWriter:
             self._open(process, chosen=attempt)
         except OSError as error:
             self._fall_back(error)
+        let_go = weakref.WeakMethod(self._let_go)
+        os.register_at_fork(after_in_child=lambda: method() if (method := let_go()) else None)
 
     def _open(self, process: str, *, chosen: int | None) -> None:
         while True:
@@ -123,6 +137,7 @@ class JournalWriter:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                os.close(descriptor)
                 raise
         return descriptor
 
@@ -131,14 +146,19 @@ class JournalWriter:
         """False in a forked child, whose copy of this object must not write."""
         if os.getpid() == self._pid:
             return True
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._let_go()
         return False
+
+    def _let_go(self) -> None:
+        """In a forked child: its copy of the descriptor would hold the lock when the parent is long gone."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     def append(self, line: bytes) -> None:
         """Write one line, newline included; never raises for the disk's sake."""
-        if not self.is_ours:
+        if not self.is_ours or self._closed:
             return
         if self._descriptor is None or self.trouble is not None:
             self._keep(line)
@@ -164,11 +184,15 @@ class JournalWriter:
     def _fall_back(self, error: OSError) -> None:
         if isinstance(error, JournalError):
             raise error
-        self.trouble = f"{self.path}: {error.strerror or error}"
-        sys.stderr.write(
-            f"startup-fsm: the journal cannot be written: {self.trouble}; the start goes on, events stay in memory\n"
-            "hint: free space, or choose another directory for journals\n"
-        )
+        said, self.trouble = self.trouble is not None, f"{self.path}: {error.strerror or error}"
+        if said:
+            return
+        # A daemon may have no stderr, or one that nobody reads any more.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            sys.stderr.write(
+                f"startup-fsm: the journal cannot be written: {self.trouble}; the start goes on, events stay in "
+                "memory\nhint: free space, or choose another directory for journals\n"
+            )
 
     def sync(self, *, edge: bool = False) -> None:
         """Ask the disk to keep what was written; at an ``edge`` only with durability ``disk``."""
@@ -184,16 +208,14 @@ class JournalWriter:
         self.syncing_ns += time.perf_counter_ns() - before
 
     def close(self) -> None:
-        """Write what was kept, if the disk takes it by now; sync; let go of the file."""
-        if not self.is_ours or self._descriptor is None:
+        """Write what was kept, if the disk takes it by now; sync; let go of the file. Harmless when repeated."""
+        if not self.is_ours or self._closed:
             return
-        try:
-            while self._kept:
-                self._write(self._descriptor, self._kept[0])
-                self._kept.pop(0)
-            self.trouble = None
-        except OSError:
-            pass
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._write_kept()
+        if self._descriptor is None:
+            return
         self.sync()
         descriptor, self._descriptor = self._descriptor, None
         os.close(descriptor)
@@ -205,6 +227,26 @@ class JournalWriter:
             except OSError as error:
                 self._fall_back(error)
 
+    def _write_kept(self) -> None:
+        if not self._kept:
+            return
+        if self._descriptor is None:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            # The lines name this attempt, so no other will do.
+            self._open(self._process, chosen=self.attempt)
+        if self._descriptor is None:
+            return
+        # What a failed write left behind would tear the line after it.
+        os.ftruncate(self._descriptor, self._offset)
+        while self._kept:
+            self._write(self._descriptor, self._kept[0])
+            self._kept.popleft()
+        self.trouble = None
+
+
+#: ``torn`` the last line, ``broken`` one in the middle, ``gap`` events are missing, ``order`` one is out of place.
+ProblemKind = Literal["torn", "broken", "gap", "order"]
+
 
 @attrs.frozen(kw_only=True)
 class Problem:
@@ -212,14 +254,14 @@ class Problem:
     Something wrong with a journal file.
 
     Attributes:
-        kind: ``torn`` (last line), ``broken`` (a line in the middle), ``gap`` (missing events), ``order``.
+        kind: What.
         offset: Byte offset of the line.
         line: Line number from 1.
         message: One sentence.
-        seq: Of the next good event; None where there is none.
+        seq: Of the next good event, or of the one that is out of place; None where there is none.
     """
 
-    kind: Literal["torn", "broken", "gap", "order"]
+    kind: ProblemKind
     offset: int
     line: int
     message: str
@@ -275,70 +317,84 @@ def read_journal(path: str | Path, *, codec: Codec = CODEC) -> Journal:
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        msg = f"{path}: {error.strerror}"
-        raise JournalError(
-            msg, path=str(path), hint="name a run directory, a journal file, or - for standard input"
-        ) from None
-    try:
-        return read_descriptor(descriptor, str(path), codec=codec)
-    finally:
-        os.close(descriptor)
+        try:
+            return read_descriptor(descriptor, str(path), codec=codec)
+        finally:
+            os.close(descriptor)
+    except JournalError:
+        raise
+    except (OSError, ValueError) as error:
+        msg = f"{path}: {getattr(error, 'strerror', None) or error}"
+        hint = "name a run directory, a journal file, or - for standard input"
+        raise JournalError(msg, path=str(path), hint=hint) from None
 
 
 def read_descriptor(descriptor: int, path: str, *, codec: Codec = CODEC) -> Journal:
-    """Read a journal from an open file or pipe."""
-    records: list[Record] = []
-    problems: list[Problem] = []
-    size = 0
-    pending: Problem | None = None
-    for line in _lines(descriptor):
-        size = line.offset + line.length
-        if pending is not None:
-            problems.append(pending)
-            pending = None
-        if not line.text.strip() and line.complete:
-            continue
-        try:
-            if line.length >= MAX_LINE:
-                msg = f"the line has {line.length} bytes; a journal line has at most {MAX_LINE}"
-                raise DecodeError(msg, where="line")  # noqa: TRY301 - one place makes the problem
-            record = codec.decode(line.text)
-        except DecodeError as error:
-            kind: Literal["torn", "broken"] = "broken" if line.complete else "torn"
-            text = f"line {line.number}, byte {line.offset}: {error.message}"
-            pending = Problem(kind=kind, offset=line.offset, line=line.number, message=text)
-            continue
-        expected = records[-1].seq + 1 if records else 0
-        if record.seq != expected:
-            kind_of = "gap" if record.seq > expected else "order"
-            text = f"line {line.number}, byte {line.offset}: seq {record.seq} where {expected} should stand"
-            problems.append(
-                Problem(kind=kind_of, offset=line.offset, line=line.number, message=text, seq=record.seq)  # type: ignore[arg-type]
-            )
-        records.append(record)
-    if pending is not None:
-        problems.append(pending)
-    return Journal(path, tuple(records), tuple(problems), size)
-
-
-def find_journals(path: str | Path) -> tuple[Path, ...]:
     """
-    Journal files under a path: itself, those of a run directory, or those of every run in a directory of runs.
+    Read a journal from an open file or pipe.
 
     Raises:
-        JournalError: Nothing is there.
+        UnknownSchema: It was written by a newer version.
     """
-    root = Path(path)
-    if not root.exists():
-        msg = f"{path}: no such file or directory"
-        raise JournalError(msg, path=str(path), hint="name a run directory, a journal file, or - for standard input")
-    if not root.is_dir():
-        return (root,)
-    found = sorted(root.glob("*.jsonl")) or sorted(root.glob("*/*.jsonl"))
-    if not found:
-        msg = f"{path}: no journal in this directory"
-        raise JournalError(
-            msg, path=str(path), hint="journals are files named <process>.<attempt>.jsonl in a run directory"
-        )
-    return tuple(found)
+    found = _Reading(path, codec)
+    for line in _lines(descriptor):
+        found.take(line)
+    return found.journal()
+
+
+class _Reading:
+    """What was read of one file so far."""
+
+    def __init__(self, path: str, codec: Codec) -> None:
+        self._path = path
+        self._codec = codec
+        self._records: list[Record] = []
+        self._problems: list[Problem] = []
+        self._left_out = 0
+        self._size = 0
+        self._unplaced = 0
+
+    def take(self, line: _Line) -> None:
+        """One more line."""
+        self._size = line.offset + line.length + line.complete
+        if not line.text.strip() and line.complete:
+            return
+        try:
+            record = self._decoded(line)
+        except DecodeError as error:
+            kind: Literal["torn", "broken"] = "broken" if line.complete else "torn"
+            self._add(kind, line, error.message, None)
+            return
+        for at in range(len(self._problems) - self._unplaced, len(self._problems)):
+            self._problems[at] = attrs.evolve(self._problems[at], seq=record.seq)
+        self._unplaced = 0
+        expected = self._records[-1].seq + 1 if self._records else 0
+        if record.seq != expected:
+            text = f"seq {record.seq} where {expected} should stand"
+            self._add("gap" if record.seq > expected else "order", line, text, record.seq)
+        self._records.append(record)
+
+    def _decoded(self, line: _Line) -> Record:
+        if line.length >= MAX_LINE:
+            msg = f"the line has {line.length} bytes; a journal line has at most {MAX_LINE}"
+            raise DecodeError(msg, where="line")
+        try:
+            return self._codec.decode(line.text)
+        except UnknownSchema as error:
+            msg = f"{self._path}: line {line.number}, byte {line.offset}: {error.message}"
+            raise UnknownSchema(msg, path=self._path, offset=line.offset, hint=error.hint) from None
+
+    def _add(self, kind: ProblemKind, line: _Line, text: str, seq: int | None) -> None:
+        if len(self._problems) >= _MOST_PROBLEMS:
+            self._left_out += 1
+            return
+        text = f"line {line.number}, byte {line.offset}: {text}"
+        self._problems.append(Problem(kind=kind, offset=line.offset, line=line.number, message=text, seq=seq))
+        self._unplaced += seq is None
+
+    def journal(self) -> Journal:
+        """All of it."""
+        if self._left_out:
+            last = self._problems[-1]
+            self._problems[-1] = attrs.evolve(last, message=f"{last.message}; and {self._left_out} more like it")
+        return Journal(self._path, tuple(self._records), tuple(self._problems), self._size)

@@ -66,10 +66,10 @@ class GuardTable:
     def allows(self, source: str, name: str, *, taken: int = 0) -> bool:
         """Whether the library would move along an edge; equal to ``plan.allows`` (a test says so)."""
         self._taken = lambda *_: taken
-        self._machine.set_state(source)
         try:
+            self._machine.set_state(source)
             return bool(self._cursor.trigger(name))
-        except (MachineError, AttributeError):
+        except (MachineError, AttributeError, ValueError):
             return False
 
     def move(self, run: RunState, edge: Edge) -> None:

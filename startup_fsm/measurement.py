@@ -38,7 +38,6 @@ PURPOSES = {
 }
 _GRAPHS = ("throwaway_graphs", "graphs")
 _KV = ("profiling_kv", "kv")
-DEFAULT_POOL = "0.0"
 
 
 @attrs.define
@@ -268,13 +267,22 @@ class Measurement:
         )
         return chosen, source
 
-    def learn(self, state: str, tried: int) -> None:
-        """After memory ran out by ``tried`` bytes: what the next try of this start must leave free."""
+    def learn(self, state: str, tried: int, free: int) -> None:
+        """After ``tried`` bytes were asked for and ``free`` were free: what the next try of this start must leave."""
         if state == "capture_graphs":
             seen = self.device.snapshot().own_bytes - self.readings["enter"].own_bytes + tried
             self.learned_graphs = max(self.recurring or 0, seen, 2 * self.learned_graphs)
-        elif state in ("allocate_kv", "commit_kv", "verify"):
-            self.shortfall = max(2 * self.shortfall, tried, budget.LEAST_MARGIN)
+        elif state in ("allocate_kv", "commit_kv"):
+            # What somebody else took meanwhile the next budget sees as memory that is not free.
+            self.shortfall = max(2 * self.shortfall, budget.LEAST_MARGIN)
+        elif state == "verify":
+            self.shortfall = max(2 * self.shortfall, tried - free, budget.LEAST_MARGIN)
+
+    def lacking(self, computed: BudgetComputed) -> int:
+        """Bytes that a budget with these lessons would miss, given the one that failed; not positive when it fits."""
+        more = max(0, self.shortfall + budget.term(computed, "shortfall"))
+        more += max(0, self.learned_graphs + budget.term(computed, "graphs"))
+        return more + (computed.needed_bytes or computed.block_bytes) - computed.available_bytes
 
     def lessons(self) -> dict[str, int]:
         """What failed tries taught, in bytes, for the journal."""
@@ -294,8 +302,6 @@ class Measurement:
         """Everything that the budget is computed from, with the source of each figure."""
         settled = self.readings.get("F2") or self.readings.get("F0") or now
         baseline = self.readings.get("F0")
-        default = now.pool(DEFAULT_POOL)
-        reserved_now = now.reserved_bytes if default is None else default.reserved_bytes
         drift = 0 if baseline is None else now.unexplained_bytes - baseline.unexplained_bytes
         return budget.Inputs(
             total=now.total_bytes,
@@ -304,7 +310,8 @@ class Measurement:
             free_settled=settled.free_bytes if not self.has_real_graphs else now.free_bytes,
             free_now=now.free_bytes,
             graphs=graphs[0],
-            headroom=budget.headroom_bytes(self.profile_peak or 0, reserved_now),
+            # Against what torch held just after profiling, settled: what came since is in ``used_by_us`` already.
+            headroom=0 if baseline is None else budget.headroom_bytes(self.profile_peak or 0, baseline.reserved_bytes),
             margin=budget.margin_bytes(now.total_bytes, drift=drift, late_return=self.late_return),
             shortfall=self.shortfall,
             block_bytes=block_bytes,

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal, get_args
 
 import attrs
 
@@ -20,6 +21,7 @@ from startup_fsm.states import ENDS, FAILED, READY, VOCABULARY, State
 #: failure of one of the edge's ``causes``; ``fail`` after any failure.
 Policy = Literal["advance", "degrade", "recover", "fail"]
 
+_POLICIES: Final = get_args(Policy)
 _RESERVED: Final = frozenset({"state", "trigger", "model", "initial"})
 _RESERVED_PREFIXES: Final = ("_", "is_", "may_", "to_", "on_")
 
@@ -77,7 +79,7 @@ class Plan:
     def __attrs_post_init__(self) -> None:
         by_source: dict[str, dict[str, Edge]] = {state.name: {} for state in self.states}
         for edge in self.edges:
-            self._check_name(edge)
+            self._check_edge(edge)
             if edge.source not in by_source or (edge.target not in by_source and edge.target not in ENDS):
                 unknown = edge.target if edge.source in by_source else edge.source
                 raise self._wrong(f"edge {edge.name!r} names the state {unknown!r}, which the plan does not have")
@@ -90,8 +92,13 @@ class Plan:
     def _wrong(self, message: str, hint: str | None = None) -> PlanError:
         return PlanError(f"plan {self.name!r}: {message}", hint=hint)
 
-    def _check_name(self, edge: Edge) -> None:
-        name = edge.name
+    def _check_edge(self, edge: Edge) -> None:
+        # Plans come out of journals too, and nothing is to be trusted there.
+        name, bound = edge.name, edge.bound
+        if edge.policy not in _POLICIES:
+            raise self._wrong(f"edge {name!r} has the policy {edge.policy!r}", f"one of {', '.join(_POLICIES)}")
+        if bound is not None and (type(bound) is not int or bound < 0):
+            raise self._wrong(f"edge {name!r} has the bound {bound!r}", "a number from 0, or None for any number")
         if not name.isidentifier() or name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
             raise self._wrong(f"{name!r} cannot be the name of an edge", "use a plain word such as advance or retry")
 
@@ -103,6 +110,12 @@ class Plan:
             raise self._wrong(f"state {min(twice)!r} is declared twice")
         if taken := ENDS.intersection(names):
             raise self._wrong(f"{min(taken)!r} is an end, not a state")
+        for state in self.states:
+            deadline = state.deadline_s
+            if deadline is not None and (type(deadline) not in (int, float) or not deadline > 0):
+                raise self._wrong(
+                    f"state {state.name!r} has the deadline {deadline!r}", "seconds, more than 0, or None"
+                )
         if self.is_free:
             return
         reached = self._reach([names[0]], lambda edge: (edge.source, edge.target))
@@ -110,20 +123,24 @@ class Plan:
             raise self._wrong(
                 f"state {missing[0]!r} cannot be reached from {names[0]!r}", "add an edge to it, or drop it"
             )
-        ending = self._reach(ENDS, lambda edge: (edge.target, edge.source))
+        ending = self._reach(ENDS, lambda edge: (edge.target, edge.source), is_open=True)
         if traps := [name for name in names if name not in ending]:
             raise self._wrong(
                 f"state {traps[0]!r} is a trap: no edge leads from it to an end",
                 "add an edge to ready, to failed, or to a state that leads there",
             )
-        if names[0] not in self._reach([READY], lambda edge: (edge.target, edge.source)):
+        if names[0] not in self._reach([READY], lambda edge: (edge.target, edge.source), is_open=True):
             raise self._wrong(f"no way from {names[0]!r} to ready", "let the last state have an edge to ready")
 
-    def _reach(self, start: Iterable[str], along: Callable[[Edge], tuple[str, str]]) -> set[str]:
+    def _reach(
+        self, start: Iterable[str], along: Callable[[Edge], tuple[str, str]], *, is_open: bool = False
+    ) -> set[str]:
+        """States on the way; ``is_open`` leaves out edges that are switched off."""
+        edges = [edge for edge in self.edges if not is_open or edge.bound != 0]
         seen, todo = set(start), list(start)
         while todo:
             here = todo.pop()
-            for source, target in map(along, self.edges):
+            for source, target in map(along, edges):
                 if source == here and target not in seen:
                     seen.add(target)
                     todo.append(target)
@@ -151,12 +168,25 @@ class Plan:
         edge = self.edge(source, name)
         return edge is not None and (edge.bound is None or taken < edge.bound)
 
-    def between(self, source: str | None, target: str, *, failed: bool = False) -> Edge | None:
-        """The edge from one state to another that fits how the source ended; None where the plan has none."""
+    def between(
+        self,
+        source: str | None,
+        target: str,
+        *,
+        failed: bool = False,
+        taken: Mapping[tuple[str, str], int] = MappingProxyType({}),
+    ) -> Edge | None:
+        """
+        The edge from one state to another that fits how the source ended; None where the plan has none.
+
+        Of several the first that was not ``taken`` (source and name to how often) up to its bound, else the first.
+        """
         if source is None:
             return None
         wanted = ("recover", "fail") if failed else ("advance", "degrade")
-        return next((edge for edge in self.edges_from(source) if edge.target == target and edge.policy in wanted), None)
+        fitting = [edge for edge in self.edges_from(source) if edge.target == target and edge.policy in wanted]
+        left = (edge for edge in fitting if self.allows(source, edge.name, taken=taken.get((source, edge.name), 0)))
+        return next(left, fitting[0] if fitting else None)
 
     def onward(self, source: str) -> Edge | None:
         """The edge that is taken when a state ends well and nobody asks for less."""
@@ -170,16 +200,23 @@ class Plan:
 
     def insert(self, state: State, *, after: str) -> Plan:
         """The same plan with one more state: ``after`` advances to it, and it goes on where ``after`` did."""
+        names = [each.name for each in self.states]
+        if after not in names:
+            raise self._wrong(f"cannot insert {state.name!r} after {after!r}, which the plan does not have")
+        at = names.index(after) + 1
+        if self.is_free:
+            return Plan(self.name, (*self.states[:at], state, *self.states[at:]), self.edges, is_free=True)
         old = self.onward(after)
         if old is None:
             raise self._wrong(f"cannot insert {state.name!r}: {after!r} has no advance edge")
         edges = [attrs.evolve(edge, target=state.name) if edge is old else edge for edge in self.edges]
         edges += [Edge("advance", state.name, old.target), Edge("fail", state.name, FAILED, "fail")]
-        at = [each.name for each in self.states].index(after) + 1
         return Plan(self.name, (*self.states[:at], state, *self.states[at:]), edges, self.is_free)
 
     def with_deadlines(self, seconds: Mapping[str, float]) -> Plan:
-        """The same plan with other deadlines, by state."""
+        """The same plan with other deadlines, by state; raises ``PlanError`` for a state that it does not have."""
+        if unknown := set(seconds).difference(state.name for state in self.states):
+            raise self._wrong(f"a deadline for {min(unknown)!r}, which the plan does not have")
         states = [attrs.evolve(state, deadline_s=seconds.get(state.name, state.deadline_s)) for state in self.states]
         return Plan(self.name, states, self.edges, self.is_free)
 
@@ -212,11 +249,11 @@ class Plan:
                     str(each["target"]),
                     each.get("policy", "advance"),
                     each.get("bound"),
-                    tuple(each.get("causes", ())),
+                    _texts(each.get("causes", ())),
                 )
                 for each in data["edges"]
             ]
-            return cls(str(data["name"]), states, edges, bool(data.get("is_free", False)))
+            return cls(str(data["name"]), states, edges, is_free=data.get("is_free", False) is True)
         except (KeyError, TypeError, AttributeError) as error:
             raise PlanError(f"the plan in the journal cannot be read: {type(error).__name__}: {error}") from None
 
@@ -232,6 +269,12 @@ class Plan:
             lines.append(f"    {edge.source} --> {edge.target}: {edge.name}{bound}{mark}")
         lines += ["    ready --> [*]", "    failed --> [*]"]
         return "\n".join(lines)
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    if not isinstance(values, (list, tuple)) or not all(isinstance(each, str) for each in values):
+        raise TypeError(f"causes: {values!r} is no list of names")
+    return tuple(values)
 
 
 def _line(names: Iterable[str]) -> tuple[list[State], list[Edge]]:

@@ -17,6 +17,12 @@ import attrs
 
 _DEPTH: Final = 8
 _BREADTH: Final = 2_000
+#: What waits in the middle of a function, and where its frame is.
+_SUSPENDED: Final[dict[type, str]] = {
+    types.GeneratorType: "gi_frame",
+    types.CoroutineType: "cr_frame",
+    types.AsyncGeneratorType: "ag_frame",
+}
 
 
 @attrs.frozen
@@ -119,7 +125,9 @@ def _preference(referrer: object) -> int:
 
 def _is_ours(referrer: object) -> bool:
     # Frames of this module and of the iterator above hold the tensor only because we look.
-    return isinstance(referrer, types.FrameType) and referrer.f_code.co_filename == __file__
+    suspended = _SUSPENDED.get(type(referrer))
+    frame = referrer if suspended is None else getattr(referrer, suspended)
+    return isinstance(frame, types.FrameType) and frame.f_code.co_filename == __file__
 
 
 def _key_of(mapping: dict[Any, Any], target: object) -> str | None:
@@ -131,6 +139,9 @@ def _key_of(mapping: dict[Any, Any], target: object) -> str | None:
 
 def _named(referrer: object, target: object, below: str) -> tuple[str, str] | None:
     """A final answer when ``referrer`` has a name of its own; None when the search must go on."""
+    suspended = _SUSPENDED.get(type(referrer))
+    if suspended is not None:
+        referrer = getattr(referrer, suspended)
     if isinstance(referrer, types.FrameType):
         names = [name for name, value in referrer.f_locals.items() if value is target]
         where = f"{referrer.f_code.co_qualname} (line {referrer.f_lineno})"

@@ -12,7 +12,6 @@ import fcntl
 import os
 import re
 import stat
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -96,6 +95,22 @@ class Start:
         """As the diagnosis takes them."""
         return tuple(process.as_source() for process in self.processes)
 
+    @property
+    def unseen(self) -> tuple[str, ...]:
+        """What the source cannot tell, whatever is asked of it."""
+        found: list[str] = []
+        if self.source == "journal" and not self.is_whole:
+            found.append("other processes of this run: one journal was read")
+        for process in self.processes:
+            history, label = process.history, process.label
+            found += [f"{label}: {problem.message}" for problem in process.journal.problems]
+            if history.finished is None:
+                why = "it is still being written" if process.is_alive else "the journal has no end"
+                found.append(f"{label}: what comes after seq {history.last_seq}: {why}")
+            for kind, count in history.unknown.items():
+                found.append(f"{label}: what {count} of an unknown kind mean: {kind}")
+        return tuple(found)
+
 
 @attrs.frozen(kw_only=True)
 class _Found:
@@ -142,6 +157,8 @@ def _said(shown: str) -> Iterator[None]:
     try:
         yield
     except UnknownSchema as error:
+        if error.path is not None:
+            raise
         raise UnknownSchema(f"{shown}: {error.message}", path=shown, hint=error.hint) from None
     except JournalError:
         raise
@@ -188,27 +205,17 @@ def _journals_in(directory: Path) -> list[Path]:
 
 
 def _newest_run(root: Path) -> tuple[Path, list[Path]]:
-    def began(directory: Path) -> tuple[int, int, str]:
-        changed = directory.stat().st_mtime_ns
-        # Run ids of our own begin with their time; copies of a directory do not keep theirs.
-        stamp = _STAMP.match(directory.name)
-        seconds = _epoch(stamp[0]) if stamp else None
-        return changed // 1_000_000_000 if seconds is None else seconds, changed, directory.name
+    def began(directory: Path) -> tuple[str, int, str]:
+        # Run ids of our own begin with their time; the clock of a directory does not survive its copying.
+        stamp, changed = _STAMP.match(directory.name), directory.stat().st_mtime_ns
+        seconds = time.gmtime(changed // 1_000_000_000)
+        return stamp[0] if stamp else time.strftime("%Y%m%dT%H%M%SZ", seconds), changed, directory.name
 
     for directory in sorted((each for each in root.iterdir() if each.is_dir()), key=began, reverse=True):
         if files := _journals_in(directory):
             return directory, files
     hint = "journals are files named <process>.<attempt>.jsonl in a run directory"
     raise JournalError(f"{root}: no journal in this directory", path=str(root), hint=hint)
-
-
-def _epoch(stamp: str) -> int | None:
-    import calendar
-
-    try:
-        return calendar.timegm(time.strptime(stamp, "%Y%m%dT%H%M%SZ"))
-    except ValueError:
-        return None
 
 
 def _read(descriptor: int, shown: str, name: str) -> tuple[list[_Found], str]:
@@ -219,13 +226,13 @@ def _read(descriptor: int, shown: str, name: str) -> tuple[list[_Found], str]:
         JournalError: Not a single event.
     """
     with _said(shown):
-        found, source, head = _found(descriptor, name)
+        found, source, head = _found(descriptor, shown)
     if not any(each.journal.records for each in found):
         raise _nothing_in(shown, name, found, source, head)
     return found, source
 
 
-def _found(descriptor: int, name: str) -> tuple[list[_Found], str, bytes]:
+def _found(descriptor: int, shown: str) -> tuple[list[_Found], str, bytes]:
     status = os.fstat(descriptor)
     # Before the reading: a writer that ends in between has written its end by then. An empty file is left alone, since
     # its writer may be about to ask for the lock.
@@ -233,33 +240,35 @@ def _found(descriptor: int, name: str) -> tuple[list[_Found], str, bytes]:
     head = b""
     while len(head) < _HEAD and (block := os.read(descriptor, _BLOCK)):
         head += block
-    if _is_journal(head, name):
+    if _is_journal(head, shown):
         if stat.S_ISREG(status.st_mode):
             os.lseek(descriptor, -len(head), os.SEEK_CUR)
-            return [_whole(read_descriptor(descriptor, name), is_held=is_held)], "journal", head
-        with tempfile.TemporaryFile() as copy:
-            # A journal is read by descriptor; its first bytes have left the pipe already.
+            return [_whole(read_descriptor(descriptor, shown), is_held=is_held)], "journal", head
+        from tempfile import TemporaryFile
+
+        # A journal is read by descriptor; its first bytes have left the pipe already.
+        with TemporaryFile() as copy:
             copy.write(head)
             while block := os.read(descriptor, _BLOCK):
                 copy.write(block)
             copy.seek(0)
-            return [_Found(journal=read_descriptor(copy.fileno(), name))], "journal", head
+            return [_Found(journal=read_descriptor(copy.fileno(), shown))], "journal", head
     from startup_fsm.fishing import fish
 
-    catch = fish(cast("BinaryIO", _Stream(head, descriptor)), name)
+    catch = fish(cast("BinaryIO", _Stream(head, descriptor)), shown)
     found = [_Found(journal=journal) for journal in catch.journals]
     if catch.problems:
         # Torn texts that are nobody's go with the last start, or stand alone.
-        last = found.pop().journal if found else Journal(name, ())
+        last = found.pop().journal if found else Journal(shown, ())
         found.append(_Found(journal=attrs.evolve(last, problems=(*last.problems, *catch.problems))))
     return found, "mirror", head
 
 
 def _is_journal(head: bytes, name: str) -> bool:
-    from startup_fsm.mirror import holds_mirror
-
     if _EVENT.match(head):
         return True
+    from startup_fsm.mirror import holds_mirror
+
     if holds_mirror(head):
         return False
     # The first line may be broken, or torn before it says what it is.

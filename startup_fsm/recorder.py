@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,8 @@ class Recorder:
         self._began = time.monotonic_ns()
         self._seq = 0
         self._told = False
+        self._waiting: deque[Event] = deque()
+        self._is_writing = False
         self._pid = os.getpid()
         # The watchdog records from its own thread.
         self._lock = threading.RLock()
@@ -74,37 +77,59 @@ class Recorder:
         """Time that the disk took."""
         return 0 if self.writer is None else self.writer.syncing_ns
 
-    def record(self, event: Event) -> int:
-        """Record one event and return its seq; -1 in a forked child, which records nothing."""
+    def record(self, event: Event) -> None:
+        """
+        Record one event; in a forked child, nothing.
+
+        A signal handler may call it too: an event that comes in the middle of another is written right after that one.
+        """
         if not self.is_ours:
-            return -1
+            return
         before = time.perf_counter_ns()
         with self._lock:
-            record = Record(
-                run=self.run,
-                process=self.process,
-                rank=self.rank,
-                attempt=self.attempt,
-                seq=self._seq,
-                t=self.now_ns,
-                kind=event.kind,
-                event=event,
-            )
-            self._seq += 1
-            self.state.apply(record)
-            if self.writer is not None or self.mirrors:
-                line = self._codec.encode(record)
-                if self.writer is not None:
-                    self.writer.append(line)
-                for mirror in self.mirrors:
-                    mirror(record, line)
+            self._waiting.append(event)
+            if self._is_writing:
+                return
+            records = self._write()
             self.bookkeeping_ns += time.perf_counter_ns() - before
         if self.writer is not None:
             self._tell_trouble(self.writer)
         # Outside the lock: a hook that is overdue is recorded from another thread.
-        for listener in self.listeners:
-            listener(record)
-        return record.seq
+        for record in records:
+            for listener in self.listeners:
+                listener(record)
+
+    def _write(self) -> list[Record]:
+        """Write down what waits, in order."""
+        records = []
+        self._is_writing = True
+        try:
+            while self._waiting:
+                records.append(self._written(self._waiting.popleft()))
+        finally:
+            self._is_writing = False
+        return records
+
+    def _written(self, event: Event) -> Record:
+        record = Record(
+            run=self.run,
+            process=self.process,
+            rank=self.rank,
+            attempt=self.attempt,
+            seq=self._seq,
+            t=self.now_ns,
+            kind=event.kind,
+            event=event,
+        )
+        self._seq += 1
+        self.state.apply(record)
+        if self.writer is not None or self.mirrors:
+            line = self._codec.encode(record)
+            if self.writer is not None:
+                self.writer.append(line)
+            for mirror in self.mirrors:
+                mirror(record, line)
+        return record
 
     def _tell_trouble(self, writer: JournalWriter) -> None:
         # Once: the mirror, or a disk that has room again, may still carry it to a reader.
@@ -119,5 +144,9 @@ class Recorder:
 
     def close(self) -> None:
         """Let go of the journal."""
+        if self.is_ours:
+            with self._lock:
+                # What a signal handler left that ended the event before it by an exception.
+                self._write()
         if self.writer is not None and self.is_ours:
             self.writer.close()

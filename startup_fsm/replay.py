@@ -8,6 +8,7 @@ that the live start had at that edge.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import attrs
 
@@ -71,6 +72,20 @@ class Replay:
             for finding in difference.now or ()
         )
 
+    def as_data(self, process: str) -> dict[str, Any]:
+        """Plain data, with the label of the process it is about."""
+        plan = self.history.plan
+        return {
+            "process": process,
+            "plan": None if plan is None else plan.name,
+            "plan_trouble": self.history.plan_trouble,
+            "events": self.history.records,
+            "edges_judged": self.edges,
+            "divergences": [attrs.asdict(violation) for violation in self.violations],
+            "differences": [attrs.asdict(difference) for difference in self.differences],
+            "skipped_probes": dict(self.skipped),
+        }
+
     def divergence(self) -> ReplayDivergence | None:
         """The first violation as an error; None where journal and plan agree."""
         if self.history.plan_trouble is not None:
@@ -125,7 +140,8 @@ def _differences(
 ) -> Iterable[Difference]:
     for edge in sorted(was.keys() | now.keys(), key=lambda edge: (was.get(edge) or now[edge])[0]):
         then, today = was.get(edge), now.get(edge)
-        if then is not None and today is not None and _matter(then[1]) == _matter(today[1]):
+        # A check that was not asked and one that held come to the same: nothing was found.
+        if _matter(then[1] if then else ()) == _matter(today[1] if today else ()):
             continue
         check, state, visit = edge
         yield Difference(

@@ -116,11 +116,13 @@ class LiveStep:
                 size=size,
                 part=part,
                 pool=pool.id,
-                duration_ns=duration,
+                duration_ns=getattr(graph, "duration_ns", duration),
                 pool_delta_bytes=(holds.reserved_bytes if holds else 0) - (held.reserved_bytes if held else 0),
                 outside_delta_bytes=after.outside_bytes - before.outside_bytes,
                 kept_bytes=(holds.active_bytes if holds else 0) - (held.active_bytes if held else 0),
                 nodes=graph.nodes,
+                instantiate_bytes=getattr(graph, "instantiate_bytes", None),
+                upload_bytes=getattr(graph, "upload_bytes", None),
             )
         )
         return graph
@@ -152,7 +154,7 @@ class LiveStep:
 
 def terminal_progress() -> Callable[[str, int, int, str], None] | None:
     """Progress on stderr by rich, or None where stderr is no terminal."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         return None
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn

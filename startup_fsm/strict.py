@@ -7,7 +7,7 @@ has a hook of ours. No IO.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import attrs
@@ -152,14 +152,20 @@ _SHAPES: Final[dict[Any, _Shape]] = {}
 
 
 def _shape(kind: Any) -> _Shape:
-    if kind not in _SHAPES:
-        _SHAPES[kind] = _Shape(frozenset(field.name for field in attrs.fields(kind)), _nested(kind))
-    return _SHAPES[kind]
+    shape = _SHAPES[kind] = _Shape(frozenset(field.name for field in attrs.fields(kind)), _nested(kind))
+    return shape
 
 
-def unknown_fields(kind: Any, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+def unknown_fields(kind: Any, data: Mapping[str, Any], path: str) -> Iterable[tuple[str, Any]]:
     """Fields that ``kind`` does not have, at any depth: JSON pointer and value."""
-    shape = _shape(kind)
+    shape = _SHAPES.get(kind) or _shape(kind)
+    if not shape.nested and shape.names.issuperset(data):
+        # Nearly always.
+        return ()
+    return _unknown(shape, data, path)
+
+
+def _unknown(shape: _Shape, data: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
     if not shape.names.issuperset(data):
         for name in data:
             if name not in shape.names:

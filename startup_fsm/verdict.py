@@ -16,6 +16,8 @@ from startup_fsm.memory import Account
 
 Outcome = Literal["ready", "oom", "error", "hang", "incomplete", "interrupted", "running"]
 SCHEMA: Final = 1
+#: Where a verdict can come from.
+SOURCES: Final = frozenset({"journal", "mirror", "vllm", "vllm-ascend", "sglang", "torch", "unknown"})
 
 #: Exit codes of the command line. 2: ready, with a finding of severity error. 3: not ready, whatever the cause.
 EXIT_READY, EXIT_USAGE, EXIT_FINDINGS, EXIT_NOT_READY, EXIT_UNREADABLE, EXIT_DIVERGED, EXIT_PEER = 0, 1, 2, 3, 4, 5, 75

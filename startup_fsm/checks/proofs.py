@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from startup_fsm.checks.readings import holders_of
+from startup_fsm.checks.readings import holders_of, shown_holders
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot, format_bytes
@@ -22,14 +22,13 @@ def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, ru
         is_graph = released.purpose in codes
         alive = is_graph and (released.use_count or 0) > 1
         code = "teardown.graphs_alive" if alive else "teardown.pool_held" if is_graph else "teardown.kv_alive"
-        names = "; ".join(f"{each['path']} ({each['kind']})" for each in holders) or "no Python owner found"
         found.append(
             Finding(
                 code=code,
                 severity="error",
                 state=visit.state,
                 message=f"{released.purpose} still holds {format_bytes(released.left_bytes)} after teardown,"
-                f" held by: {names}",
+                f" held by: {shown_holders(holders)}",
                 observed=released.left_bytes,
                 expected=0,
                 tolerance=0,
@@ -40,13 +39,13 @@ def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, ru
         )
     if "holders_kv" in visit.probes and not found:
         seq, probe = visit.probes["holders_kv"]
-        names = "; ".join(f"{each['path']} ({each['kind']})" for each in probe.result.get("holders", ()))
+        _, holders = holders_of(visit, "kv")
         found.append(
             Finding(
                 code="teardown.kv_alive",
                 severity="error",
                 state=visit.state,
-                message=f"the KV arena is still in use after teardown, held by: {names}",
+                message=f"the KV arena is still in use after teardown, held by: {shown_holders(holders)}",
                 observed=probe.result.get("left_bytes"),
                 expected=0,
                 evidence=(seq,),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from startup_fsm import budget
@@ -44,7 +45,8 @@ def used_peak(visit: Visit) -> int | None:
 
 def workspaces_in(visit: Visit) -> dict[str, int]:
     """Named workspaces that were recorded in this visit, by name; the last size wins."""
-    return {str(probe.result.get("name")): int(probe.result.get("bytes", 0)) for _, probe in visit.workspaces}
+    sizes = ((str(probe.result.get("name")), probe.result.get("bytes")) for _, probe in visit.workspaces)
+    return {name: size for name, size in sizes if isinstance(size, int)}
 
 
 def workspace_before(run: RunState, visit: Visit, name: str) -> int | None:
@@ -57,7 +59,14 @@ def holders_of(visit: Visit, purpose: str) -> tuple[int | None, list[dict[str, A
     """Seq and holders that a probe named for a pool; None and nothing where it did not run."""
     if (probe := visit.probes.get(f"holders_{purpose}")) is None:
         return None, []
-    return probe[0], list(probe[1].result.get("holders", ()))
+    holders = probe[1].result.get("holders")
+    named = holders if isinstance(holders, (list, tuple)) else ()
+    return probe[0], [dict(each) for each in named if isinstance(each, Mapping)]
+
+
+def shown_holders(holders: Sequence[Mapping[str, Any]]) -> str:
+    """Holders in words."""
+    return "; ".join(f"{each.get('path')} ({each.get('kind')})" for each in holders) or "no Python owner found"
 
 
 def sequence_numbers(visit: Visit, *labels: str) -> tuple[int, ...]:

@@ -60,7 +60,6 @@ class CountedArena:
         self._buffer = buffer
         self._stride = whole_pages(block_bytes * blocks)
         self._mapped = 0
-        self._buffers: list[Any] | None = None
         self.closed = False
 
     @property
@@ -93,12 +92,14 @@ class CountedArena:
         self._buffer = buffer
 
     def buffers(self) -> list[Any]:
-        """One ``uint8`` buffer a sub-range, over its whole capacity; the same objects at every call."""
+        """
+        One ``uint8`` buffer a sub-range, over its whole capacity.
+
+        They are not kept here: what still points into the range at its end must be the engine's.
+        """
         self._check_open()
-        if self._buffers is None:
-            size = self._block_bytes * self._blocks
-            self._buffers = [self._buffer(self._base + place * self._stride, size) for place in range(self._count)]
-        return list(self._buffers)
+        size = self._block_bytes * self._blocks
+        return [self._buffer(self._base + place * self._stride, size) for place in range(self._count)]
 
     def blocks_within(self, size: int) -> int:
         """Most blocks whose mapping takes at most *size* bytes in all, granules included."""
@@ -135,7 +136,6 @@ class CountedArena:
         self.closed = True
         self._memory.give_back("arena", self.mapped_bytes)
         self._mapped = 0
-        self._buffers = None
         self._shut()
 
     def owns(self, address: int) -> bool:

@@ -19,7 +19,14 @@ import torch
 
 from startup_fsm.devices.base import Arena, ErrorCategory, OutOfMemory, Repair, Settled
 from startup_fsm.devices.cuda_arena import CudaArena
-from startup_fsm.devices.cuda_graphs import CudaGraph, CudaPool, capture_graph, repair_allocator
+from startup_fsm.devices.cuda_graphs import (
+    CudaGraph,
+    CudaPool,
+    capture_graph,
+    end_left_open,
+    new_graph,
+    repair_allocator,
+)
 from startup_fsm.devices.cuda_readings import largest_blocks, pool_segments, pool_usage, trim_graph_memory
 from startup_fsm.devices.nvml import Nvml
 from startup_fsm.engine import Graph, Pool
@@ -35,6 +42,7 @@ _CAPTURE_WORDS: Final = (
     "StreamCapture",
     "operation failed due to a previous error during capture",
     "capturing stream",
+    "graph capture",
 )
 
 
@@ -64,6 +72,8 @@ class CudaDevice:
         self.capture_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._purposes: dict[tuple[int, int], str] = {(0, 0): "default"}
         self._arenas: list[CudaArena] = []
+        # The allocator of pinned memory may ask a graph whose capture failed, by address, for as long as it runs.
+        self._failed: list[Any] = []
         properties = torch.cuda.get_device_properties(self.index)
         self._name = properties.name
         self._is_integrated = bool(getattr(properties, "is_integrated", False))
@@ -179,7 +189,15 @@ class CudaDevice:
 
     def capture(self, body: Callable[[], Any], pool: Pool, *, size: int, warmups: int = 1) -> Graph:
         """Warm up and capture on the one capture stream; capture, instantiation and upload apart where torch can."""
-        return capture_graph(self.index, self.capture_stream, body, cast("CudaPool", pool), size=size, warmups=warmups)
+        graph, into = new_graph(), cast("CudaPool", pool)
+        try:
+            return capture_graph(self.index, self.capture_stream, body, into, graph, size=size, warmups=warmups)
+        except BaseException:
+            # One that ended well before its body raised holds a reference to the pool.
+            graph.reset()
+            self._failed.append(graph)
+            end_left_open(self.index, into)
+            raise
 
     def buffers(self, count: int, size: int) -> list[Any]:
         """Zeroed: padding rows and masked slots are read."""
@@ -193,26 +211,26 @@ class CudaDevice:
 
     def category(self, error: BaseException) -> ErrorCategory | None:
         """By type, else by the words of torch and CUDA: a driver call that fails raises a plain RuntimeError."""
-        text = str(error)
-        if isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and any(words in text for words in _OOM_WORDS)
-        ):
+        if _out_of_memory(error) is not None:
             return "oom"
+        text = str(error)
         if "use_count > 0" in text:
             return "pool"
         return "capture" if any(words in text for words in _CAPTURE_WORDS) else None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
         """The figures of the sentence, and the largest blocks that live now."""
-        if self.category(error) != "oom":
+        found = _out_of_memory(error)
+        if found is None:
             return None
         blocks = largest_blocks(self.index, self._purposes)
-        said = parse_sentence(str(error))
+        free = torch.cuda.mem_get_info(self.index)[0]
+        said = parse_sentence(str(found))
         if said is None:
-            return OutOfMemory(free_bytes=torch.cuda.mem_get_info(self.index)[0], blocks=blocks)
+            return OutOfMemory(free_bytes=free, blocks=blocks)
         return OutOfMemory(
             tried_bytes=said.tried_bytes,
-            free_bytes=said.free_bytes,
+            free_bytes=free if said.free_bytes is None else said.free_bytes,
             allocated_bytes=said.allocated_bytes,
             reserved_unallocated_bytes=said.reserved_unallocated_bytes,
             private_pool_bytes=said.private_pool_bytes,
@@ -248,6 +266,22 @@ class CudaDevice:
     def repair(self, pool: Pool) -> Repair:
         """End and release the pool that a failed capture left open, and prove that the allocator works again."""
         return repair_allocator(self, cast("CudaPool", pool))
+
+
+def _out_of_memory(error: BaseException) -> BaseException | None:
+    """
+    The error that says that memory ran out; None where none does.
+
+    The end of a capture raises in place of what ended it, which is then its context.
+    """
+    one: BaseException | None = error
+    while one is not None:
+        text = str(one)
+        is_device = isinstance(one, RuntimeError)
+        if isinstance(one, torch.OutOfMemoryError) or (is_device and any(words in text for words in _OOM_WORDS)):
+            return one
+        one = one.__context__ if is_device and any(words in text for words in _CAPTURE_WORDS) else None
+    return None
 
 
 def _resident() -> int | None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 
-from startup_fsm.memory import MIB
+from startup_fsm.pages import MIB, format_size
 
 #: Largest piece of physical memory that is made at once, in bytes: few calls, and little is lost when one fails.
 _PIECE: Final = 1024 * MIB
@@ -31,6 +31,8 @@ class CudaArena:
         if min(count, block_bytes, blocks) < 1:
             msg = f"an arena of {count} sub-ranges, {blocks} blocks of {block_bytes} bytes"
             raise ValueError(msg)
+        # The driver knows nothing before somebody began, and maps into the context that is current.
+        torch.cuda.mem_get_info(index)
         self._driver = _driver(index)
         self._index = index
         self._count, self._block_bytes, self._blocks = count, block_bytes, blocks
@@ -58,8 +60,6 @@ class CudaArena:
         if result[0] != self._driver.CUresult.CUDA_SUCCESS:
             name = self._driver.cuGetErrorName(result[0])[1]
             text = name.decode() if isinstance(name, bytes) else str(name)
-            if result[0] == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
-                raise torch.OutOfMemoryError(f"CUDA error: out of memory ({text}) while mapping the KV arena")
             raise RuntimeError(f"CUDA error: {text} in the KV arena")
         return result[1] if len(result) > 1 else None
 
@@ -94,6 +94,7 @@ class CudaArena:
 
         Raises:
             RuntimeError: A capture is open, or the driver refuses.
+            torch.OutOfMemoryError: The device has not that much.
             ValueError: More than the capacity.
         """
         if self.is_closed or not 0 <= blocks <= self._blocks:
@@ -112,12 +113,19 @@ class CudaArena:
         try:
             for address, size in fresh:
                 self._map(address, size)
-        except RuntimeError:
+        except RuntimeError as error:
             # All sub-ranges grow or none does: a half-grown arena has no size.
             self._unmap(done)
-            raise
+            if "OUT_OF_MEMORY" not in str(error):
+                raise
+            growth = format_size((target - self._mapped) * self._count)
+            raise torch.OutOfMemoryError(
+                f"CUDA out of memory. Tried to allocate {growth} for the KV arena ({error})"
+            ) from None
         for address, size in fresh:
             self._call(self._driver.cuMemsetD8(address, 0, size))
+        # Zeroed on the legacy stream, which the streams of torch do not wait for.
+        torch.cuda.synchronize(self._index)
         self._mapped = target
 
     def _map(self, address: int, size: int) -> None:
@@ -146,7 +154,8 @@ class CudaArena:
         """
         One ``uint8`` tensor a sub-range, over its whole capacity. They do not own the range.
 
-        The first page must be mapped: torch asks the driver where an address lives.
+        The first page is mapped where none is: a torch that is not told the device asks the driver where an address
+        lives.
         """
         if not self._mapped:
             self.map_blocks(1)
@@ -189,7 +198,10 @@ def _driver(index: int) -> Any:
         raise NotImplementedError(msg) from None
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     result = driver.cuDeviceGetAttribute(attribute, index)
-    if result[0] != driver.CUresult.CUDA_SUCCESS or not int(result[1]):
+    if result[0] != driver.CUresult.CUDA_SUCCESS:
+        msg = f"the driver does not say whether it has virtual memory management: {result[0]}"
+        raise NotImplementedError(msg)
+    if not int(result[1]):
         msg = "this device has no virtual memory management"
         raise NotImplementedError(msg)
     return driver

@@ -6,8 +6,9 @@ reference, so its id cannot be opened after its graphs died, and its end release
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import torch
@@ -20,17 +21,26 @@ if TYPE_CHECKING:
     from startup_fsm.devices.cuda import CudaDevice
 
 _PROBE: Final = 64 * MIB
+_END, _RELEASE = "_cuda_endAllocateToPool", "_cuda_releasePool"
 
 
 class CudaPool:
-    """One pool of the allocator on one device."""
+    """
+    One pool of the allocator on one device.
+
+    Attributes:
+        key: Its id, as torch has it.
+        ended: What was done when a capture into it failed, by private call; empty where none did.
+    """
 
     def __init__(self, index: int, purpose: str) -> None:
         self._index = index
         self._purpose = purpose
-        self._pool: Any = torch.cuda.MemPool()
+        with torch.cuda.device(index):
+            self._pool: Any = torch.cuda.MemPool()
         self.key: PoolKey = (int(self._pool.id[0]), int(self._pool.id[1]))
         self._scopes: list[ExitStack] = []
+        self.ended: dict[str, str] = {}
 
     @property
     def id(self) -> str:
@@ -71,6 +81,7 @@ class CudaGraph:
 
     Attributes:
         instantiate_bytes, upload_bytes: What these two took outside torch; None where they could not be told apart.
+        duration_ns: Capture, instantiation and upload; the warm-up is not in it.
     """
 
     def __init__(self, graph: Any, *, size: int, output: Any, nodes: int | None) -> None:
@@ -80,6 +91,7 @@ class CudaGraph:
         self._nodes = nodes
         self.instantiate_bytes: int | None = None
         self.upload_bytes: int | None = None
+        self.duration_ns = 0
 
     @property
     def size(self) -> int:
@@ -109,36 +121,44 @@ class CudaGraph:
 
 
 def capture_graph(
-    index: int, stream: Any, body: Callable[[], Any], pool: CudaPool, *, size: int, warmups: int
+    index: int, stream: Any, body: Callable[[], Any], pool: CudaPool, graph: Any, *, size: int, warmups: int = 1
 ) -> CudaGraph:
     """
-    Warm up and capture ``body`` on ``stream`` into ``pool``.
+    Warm up and capture ``body`` on ``stream`` into ``pool``, with a graph of :func:`new_graph`.
 
     One stream for all captures: blocks are kept by stream, and graphs that share a pool can only then share memory.
+    A capture that fails leaves the pool open: see :func:`end_left_open`.
     """
     with torch.cuda.device(index):
         stream.wait_stream(torch.cuda.current_stream(index))
+        # Where the end of a capture raises, torch.cuda.graph leaves its stream the current one; this scope does not.
         with torch.cuda.stream(stream):
             for _ in range(warmups):
                 body()
-        torch.cuda.current_stream(index).wait_stream(stream)
-        graph = _new_graph()
-        was_enabled = gc.isenabled()
-        # A MemPool that is collected inside a capture would empty itself there, which asserts.
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=cast("Any", pool.key), stream=stream):
+            began = time.perf_counter_ns()
+            with _uncollected(), torch.cuda.graph(graph, pool=cast("Any", pool.key), stream=stream):
                 output = body()
-        finally:
-            if was_enabled:
-                gc.enable()
-        nodes = _nodes(graph)
-        captured = CudaGraph(graph, size=size, output=output, nodes=nodes)
+        torch.cuda.current_stream(index).wait_stream(stream)
+        captured = CudaGraph(graph, size=size, output=output, nodes=_nodes(graph))
         _instantiate(captured, graph, index, stream)
+        captured.duration_ns = time.perf_counter_ns() - began
         return captured
 
 
-def _new_graph() -> Any:
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No garbage collection: a MemPool that is collected inside a capture empties itself there, which asserts."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def new_graph() -> Any:
+    """A graph of torch's that keeps its nodes, where torch can: they are counted, and instantiated apart."""
     try:
         return torch.cuda.CUDAGraph(keep_graph=True)
     except TypeError:
@@ -179,32 +199,50 @@ def _instantiate(captured: CudaGraph, graph: Any, index: int, stream: Any) -> No
         captured.upload_bytes = instantiated - torch.cuda.mem_get_info(index)[0]
 
 
-def repair_allocator(device: CudaDevice, pool: CudaPool) -> Repair:
+def end_left_open(index: int, pool: CudaPool) -> None:
     """
-    End and release a pool that a failed capture left open; then prove it: allocate, free, empty, reserved falls.
+    End what a failed capture left open in the allocator; harmless where it left nothing.
 
-    torch ends a capture that was invalidated before it ends the allocation to the pool, so the pool stays open, its
-    reference is kept, and the cache of the default pool can no longer be emptied. Both private calls exist for this.
+    torch ends a capture that was invalidated before it ends the allocation to the pool. Then the pool stays open, one
+    reference to it is never given back, the cache of the default pool can no longer be emptied, and random numbers
+    cannot be drawn: the default generator still counts as captured. Two private calls and a new state cure that.
     """
-    index, evidence = device.index, dict[str, Any]()
-    before = pool.use_count()
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+    for name in (_END, _RELEASE):
         call = getattr(torch._C, name, None)  # noqa: SLF001 - no public call repairs a capture
         if call is None:
-            evidence[name] = "torch has no such call"
-            continue
+            pool.ended[name] = "torch has no such call"
+            return
         try:
-            # The second only where a reference was left behind: ours must stay.
-            if name == "_cuda_endAllocateToPool" or pool.use_count() > 1:
-                call(index, pool.key)
-                evidence[name] = "done"
+            call(index, pool.key)
         except RuntimeError as error:
-            evidence[name] = str(error).splitlines()[0]
-    evidence |= {"use_count_before": before, "use_count_after": pool.use_count()}
+            # Not open: the capture ended, and its reference is the graph's own.
+            pool.ended.setdefault(name, str(error).splitlines()[0])
+            return
+        pool.ended[name] = "done"
+    with suppress(RuntimeError):
+        pool.ended["generator"] = _revive_generator(index)
+
+
+def repair_allocator(device: CudaDevice, pool: CudaPool) -> Repair:
+    """
+    End and release a pool that a failed capture left open; then prove that the allocator works again.
+
+    Proof: an allocation is freed, the cache emptied and reserved bytes fall; the pool is gone; random numbers are
+    drawn; a capture into a new pool replays.
+    """
+    index = device.index
+    end_left_open(index, pool)
+    evidence: dict[str, Any] = dict(pool.ended)
+    if evidence[_END] == "torch has no such call":
+        # The end of a MemPool while a capture counts as open may assert in its destructor, which ends the process.
+        return Repair(proven=False, evidence=evidence)
+    evidence["use_count"] = pool.use_count()
     try:
         pool.release()
         device.settle()
         evidence |= _proof(index)
+        evidence.setdefault("generator", _revive_generator(index))
+        evidence["captures_again"] = _captures_again(device)
     except RuntimeError as error:
         evidence["error"] = str(error).splitlines()[0]
     left = sum(high - low for low, high in pool_segments(index, pool.key))
@@ -213,6 +251,7 @@ def repair_allocator(device: CudaDevice, pool: CudaPool) -> Repair:
         "error" not in evidence
         and left == 0
         and evidence["reserved_with_probe_bytes"] > evidence["reserved_after_bytes"]
+        and evidence["captures_again"]
     )
     return Repair(proven=proven, evidence=evidence)
 
@@ -226,3 +265,33 @@ def _proof(index: int) -> dict[str, int]:
     torch.cuda.empty_cache()
     after = torch.cuda.memory_reserved(index)
     return {"reserved_before_bytes": before, "reserved_with_probe_bytes": during, "reserved_after_bytes": after}
+
+
+def _revive_generator(index: int) -> str:
+    """
+    Draw a random number; where the default generator still thinks that it is captured, give it a new state.
+
+    Returns:
+        ``works`` or ``new state``.
+    """
+    probe = torch.empty(1, device=torch.device("cuda", index))
+    try:
+        probe.uniform_()
+    except RuntimeError:
+        generator: Any = torch.cuda.default_generators[index]
+        generator.graphsafe_set_state(generator.clone_state())
+        probe.uniform_()
+        return "new state"
+    return "works"
+
+
+def _captures_again(device: CudaDevice) -> bool:
+    count = torch.zeros(1, device=device.device)
+    pool = CudaPool(device.index, "repair")
+    graph = capture_graph(device.index, device.capture_stream, lambda: count.add_(1), pool, new_graph(), size=1)
+    count.zero_()
+    graph.replay()
+    replayed = bool(count.item() == 1)
+    graph.reset()
+    pool.release()
+    return replayed

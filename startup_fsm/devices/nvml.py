@@ -15,8 +15,8 @@ import attrs
 
 from startup_fsm.memory import MIB
 
-#: What the probe allocates, and how far NVML may be off it; both in bytes.
-PROBE_BYTES: Final = 96 * MIB
+#: What the probe allocates, one try after another, and how far NVML may be off it; all in bytes.
+PROBE_BYTES: Final = (96 * MIB, 64 * MIB, 128 * MIB)
 _TOLERANCE: Final = 4 * MIB
 
 
@@ -56,8 +56,7 @@ class Nvml:
             return
         try:
             pynvml.nvmlInit()  # type: ignore[no-untyped-call]
-            name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-            self._handle = pynvml.nvmlDeviceGetHandleByUUID(name)
+            self._handle = _handle(pynvml, uuid)
         except pynvml.NVMLError as error:
             self.trouble = f"NVML: {error}"
             return
@@ -99,23 +98,47 @@ class Nvml:
         if self._library is None:
             self.own_source = self.trouble or "no NVML"
             return
-        before = self.processes()
-        release = allocate(PROBE_BYTES)
-        during = self.processes()
-        release()
-        after = self.processes()
-        grown = [
-            pid
-            for pid, size in during.items()
-            if _moved(size, before.get(pid), PROBE_BYTES) and _moved(size, after.get(pid), PROBE_BYTES)
-        ]
-        if os.getpid() in grown:
+        moving: set[int] = set()
+        listed: dict[int, int | None] = {}
+        for size in PROBE_BYTES:
+            before = self.processes()
+            release = allocate(size)
+            listed = self.processes()
+            release()
+            after = self.processes()
+            grown = {
+                pid
+                for pid, held in listed.items()
+                if _moved(held, before.get(pid), size) and _moved(held, after.get(pid), size)
+            }
+            moving = moving & grown or grown or moving
+            if len(moving) == 1 or os.getpid() in moving or not any(listed.values()):
+                break
+        self._found(moving, listed)
+
+    def _found(self, moving: set[int], listed: dict[int, int | None]) -> None:
+        if os.getpid() in moving:
             self.own_pid, self.own_source = os.getpid(), "pid"
-        elif len(grown) == 1:
-            self.own_pid, self.own_source = grown[0], "probe"
+        elif len(moving) == 1:
+            self.own_pid, self.own_source = moving.pop(), "probe"
+        elif moving:
+            self.own_source = "several processes moved at once"
+        elif not listed:
+            self.own_source = "NVML lists no process"
+        elif all(held is None for held in listed.values()):
+            self.own_source = "NVML does not tell a process's bytes"
         else:
-            listed = "lists no process" if not during else "does not tell a process's bytes"
-            self.own_source = f"NVML {listed}" if not grown else "several processes moved at once"
+            self.own_source = "no process moved with us"
+
+
+def _handle(library: Any, uuid: str) -> Any:
+    """Of a device, or of a slice of one: torch prints the same kind of UUID for both, and says not which it is."""
+    if uuid.startswith(("GPU-", "MIG-")):
+        return library.nvmlDeviceGetHandleByUUID(uuid)
+    try:
+        return library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    except library.NVMLError:
+        return library.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
 
 
 def _moved(high: int | None, low: int | None, by: int) -> bool:

@@ -135,6 +135,8 @@ class GraphCaptured(Event):
         outside_delta_bytes: Growth outside torch.
         kept_bytes: Output bytes that stay alive.
         nodes: Nodes of the graph; None where nobody tells.
+        instantiate_bytes, upload_bytes: Device memory outside torch that making the graph executable took, and
+            uploading it; the driver gives out 2 MiB at a time, so most are 0. None where they were not told apart.
     """
 
     kind: ClassVar[str] = "graph_captured"
@@ -149,6 +151,8 @@ class GraphCaptured(Event):
     outside_delta_bytes: int = 0
     kept_bytes: int = 0
     nodes: int | None = None
+    instantiate_bytes: int | None = None
+    upload_bytes: int | None = None
 
 
 @attrs.frozen(kw_only=True)

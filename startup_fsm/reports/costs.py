@@ -113,10 +113,12 @@ def time_costs(run: RunState) -> list[TimeCost]:
     names = dict.fromkeys(visit.state for visit in run.visits)
     spent = {name: [_state_time(visit, run.last_t) for visit in run.visits_of(name)] for name in names}
     for name, visits in spent.items():
-        parts = list(_inside(run, name, visits))
-        found += parts
-        rest = sum(each.duration_ns or 0 for each in visits) - sum(part.ns for part in parts)
-        found.append(TimeCost(what="its body", state=name, ns=max(0, rest)))
+        rest = sum(each.duration_ns or 0 for each in visits)
+        for part in _inside(run, name, visits):
+            # Our own part begins a little before the state does: no row may be more than what is left of it.
+            found.append(attrs.evolve(part, ns=min(part.ns, rest)))
+            rest -= found[-1].ns
+        found.append(TimeCost(what="its body", state=name, ns=rest))
     outside = (run.last_t or 0) - sum(each.duration_ns or 0 for visits in spent.values() for each in visits)
     found.append(TimeCost(what="outside every state", state=None, ns=max(0, outside)))
     return sorted((each for each in found if each.ns), key=lambda each: -each.ns)
@@ -214,3 +216,18 @@ def graph_costs(run: RunState) -> list[GraphCost]:
                 )
             )
     return found
+
+
+@attrs.frozen(kw_only=True)
+class Blame:
+    """All that one process cost."""
+
+    process: str
+    time: list[TimeCost]
+    bytes: list[ByteCost]
+    graphs: list[GraphCost]
+
+
+def blame(run: RunState, process: str) -> Blame:
+    """What cost most, each ranking with the most first."""
+    return Blame(process=process, time=time_costs(run), bytes=byte_costs(run), graphs=graph_costs(run))

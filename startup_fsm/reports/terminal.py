@@ -90,7 +90,7 @@ def pairs(rows: Iterable[tuple[str, object]]) -> Table:
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
     for name, value in rows:
-        table.add_row(name, value if isinstance(value, Text) else plain(value))
+        table.add_row(plain(name), value if isinstance(value, Text) else plain(value))
     return table
 
 
@@ -116,7 +116,7 @@ def page(content: Iterable[RenderableType], *, width: int | None = None, file: I
     with console.capture() as captured:
         for each in content:
             console.print(each)
-    return "".join(f"{line.rstrip()}\n" for line in captured.get().splitlines())
+    return "".join(f"{line.rstrip()}\n" for line in captured.get().strip("\n").splitlines())
 
 
 def duration(ns: int | None) -> str:
@@ -144,3 +144,9 @@ def quantity(name: str, value: object) -> str:
     """A value by the name of its figure: bytes with a unit, anything else as it is."""
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return format_bytes(int(str(value))) if is_integer and name.endswith("_bytes") else clean(value)
+
+
+def say(kind: str, text: str, file: IO[str]) -> None:
+    """One line of talk, such as ``error: ...``: cleaned, never wrapped, in colour where there is a terminal."""
+    line = Text.assemble((f"{kind}:", _STYLES.get(kind, "cyan")), " ", clean(text))
+    Console(file=file, highlight=False, markup=False, emoji=False, soft_wrap=True).print(line)

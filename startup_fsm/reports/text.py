@@ -1,8 +1,9 @@
 """
-Views for people: the verdict, the times, the costs, the replay, the plans.
+The verdict for people: outcome, findings, advice, where every byte was.
 
 Every view is a sequence of pieces for :func:`startup_fsm.reports.terminal.page`, and says at its end what it cannot
-see. What comes from a journal goes through ``terminal``, where it is cleaned.
+see. What comes from a journal goes through ``terminal``, where it is cleaned. The other views are in ``views``, so that
+the doctor starts without them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,8 @@ from rich.text import Text
 from startup_fsm.events import BudgetComputed
 from startup_fsm.findings import Advice, Change, Finding
 from startup_fsm.memory import Account, format_bytes
-from startup_fsm.reading import Start
-from startup_fsm.replay import Replay
-from startup_fsm.reports import costs
 from startup_fsm.reports.terminal import (
-    clean,
     columns,
-    duration,
     heading,
     indented,
     pairs,
@@ -34,9 +30,6 @@ from startup_fsm.reports.terminal import (
     signed,
 )
 from startup_fsm.verdict import RankedFinding, Verdict
-
-#: Rows of a ranking that are shown; ``--json`` has all.
-ROWS: Final = 12
 
 _OUTCOMES: Final = {
     "ready": ("ready", "bold green"),
@@ -66,7 +59,7 @@ def verdict_view(verdict: Verdict) -> Iterator[RenderableType]:
         yield from ledger_view(verdict.ledger, verdict.figures)
     if verdict.figures:
         yield heading("Figures")
-        yield indented(pairs((clean(name), quantity(name, value)) for name, value in sorted(verdict.figures.items())))
+        yield indented(pairs((name, quantity(name, value)) for name, value in sorted(verdict.figures.items())))
     yield from unseen_view(verdict.unseen)
 
 
@@ -136,6 +129,9 @@ def _evidence(evidence: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _advice(number: int, advice: Advice) -> Iterator[RenderableType]:
+    if all(change.setting == "none" for change in advice.changes):
+        yield indented(plain(f"{number}. {advice.because}"))
+        return
     yield indented(plain(f"{number}. {' and '.join(_change(change) for change in advice.changes)}"))
     extra = ""
     if advice.interval is not None:
@@ -149,8 +145,6 @@ def _advice(number: int, advice: Advice) -> Iterator[RenderableType]:
 
 
 def _change(change: Change) -> str:
-    if change.setting == "none":
-        return "nothing to set"
     text = f"{_VERBS.get(change.direction, change.direction)} {change.setting}"
     if change.before is not None and change.direction != "investigate":
         text += f" from {_value(change.before)}"
@@ -193,130 +187,6 @@ def unseen_view(unseen: Iterable[object]) -> Iterator[RenderableType]:
         yield indented(points(listed))
 
 
-def start_line(start: Start) -> Text:
-    """Which start a view is about."""
-    return plain(f"run {start.run or 'unknown'}, attempt {start.attempt} ({start.origin})", "bold")
-
-
-def unseen_of(start: Start) -> list[str]:
-    """What the source of a start cannot tell, whatever the view."""
-    found: list[str] = []
-    if start.source == "journal" and not start.is_whole:
-        found.append("other processes of this run: one journal was read")
-    for process in start.processes:
-        history, label = process.history, process.label
-        found += [f"{label}: {problem.message}" for problem in process.journal.problems]
-        if process.is_alive and history.finished is None:
-            found.append(f"{label}: what comes after seq {history.last_seq}: it is still being written")
-        elif history.finished is None:
-            found.append(f"{label}: what came after seq {history.last_seq}: the journal has no end")
-        found += [
-            f"{label}: what {count} event{'s' if count > 1 else ''} of the kind {kind} mean"
-            for kind, count in history.unknown.items()
-        ]
-    return found
-
-
-def times_view(start: Start) -> Iterator[RenderableType]:
-    """States in order, how long each took, and what of it was ours."""
-    yield start_line(start)
-    for process in start.processes:
-        yield from _times(costs.times(process.history, process.label))
-    unseen = ["what the process did before its first event: imports, the launcher"]
-    if len(start.processes) > 1:
-        unseen.append("how the clocks of the processes relate: each begins with its own journal")
-    yield from unseen_view([*unseen, *unseen_of(start)])
-
-
-def _times(times: costs.Times) -> Iterator[RenderableType]:
-    yield heading(f"{clean(times.process)}: {duration(times.total_ns)}")
-    table = columns("state", "began", "took", "share", "cpu", "ours", numbers=("began", "took", "share", "cpu", "ours"))
-    for each in times.states:
-        own = [each.bookkeeping_ns, each.syncing_ns, each.measuring_ns]
-        table.add_row(
-            _visit(each.state, each.visit, "" if each.ended == "left" else each.ended),
-            plain("-" if each.began_ns is None else duration(each.began_ns)),
-            plain("-" if each.duration_ns is None else duration(each.duration_ns)),
-            plain("-" if each.duration_ns is None else share(each.duration_ns, times.total_ns)),
-            plain("-" if each.cpu_ns is None else duration(each.cpu_ns)),
-            plain("-" if None in own else duration(sum(one or 0 for one in own))),
-        )
-    row = ("outside every state", "", duration(times.unattributed_ns), share(times.unattributed_ns, times.total_ns))
-    table.add_row(*row, "", "")
-    yield indented(table)
-    yield indented(
-        plain(
-            f"ours: {duration(times.bookkeeping_ns)} bookkeeping, {duration(times.syncing_ns)} syncing,"
-            f" {duration(times.measuring_ns)} measuring"
-        )
-    )
-
-
-def _visit(state: str, visit: int, ended: str = "") -> Text:
-    text = plain(state if visit == 1 else f"{state} (visit {visit})")
-    if ended:
-        text.append_text(plain(f" {ended}", "red"))
-    return text
-
-
-def blame_view(start: Start) -> Iterator[RenderableType]:
-    """What cost most, in time and in bytes."""
-    yield start_line(start)
-    for process in start.processes:
-        history = process.history
-        if len(start.processes) > 1:
-            yield heading(process.label)
-        yield from _time_costs(costs.time_costs(history))
-        yield from _byte_costs(costs.byte_costs(history))
-        yield from _graph_costs(costs.graph_costs(history))
-        if history.budgets:
-            yield from budget_view(history.budgets[-1][1])
-    unseen = [
-        "bytes that came and went between two readings",
-        "time inside the body of a state, but for what the engine marked",
-    ]
-    yield from unseen_view([*unseen, *unseen_of(start)])
-
-
-def _time_costs(rows: Sequence[costs.TimeCost]) -> Iterator[RenderableType]:
-    yield heading("Time")
-    whole = sum(each.ns for each in rows)
-    table = columns("state", "what", "took", "share", numbers=("took", "share"))
-    for each in rows[:ROWS]:
-        what = each.what if each.count is None else f"{each.what} ({each.count})"
-        table.add_row(plain(each.state or "-"), plain(what), duration(each.ns), share(each.ns, whole))
-    yield indented(table)
-    yield from _rest(len(rows))
-
-
-def _byte_costs(rows: Sequence[costs.ByteCost]) -> Iterator[RenderableType]:
-    yield heading("Bytes, from the entry of a state to its end")
-    table = columns("state", "account", "change", "after", "told by", numbers=("change", "after"))
-    for each in rows[:ROWS]:
-        changed, after = signed(each.delta_bytes), format_bytes(each.after_bytes)
-        table.add_row(_visit(each.state, each.visit), plain(each.account), changed, after, plain(each.source))
-    yield indented(table)
-    yield from _rest(len(rows))
-
-
-def _graph_costs(rows: Sequence[costs.GraphCost]) -> Iterator[RenderableType]:
-    if not rows:
-        return
-    yield heading("Graphs")
-    names = ("count", "in the pool", "outside torch", "largest", "took")
-    table = columns("state", *names, numbers=names)
-    for each in rows:
-        largest = f"size {each.largest_size}: {format_bytes(each.largest_bytes)}"
-        sizes = format_bytes(each.pool_bytes), format_bytes(each.outside_bytes)
-        table.add_row(_visit(each.state, each.visit), str(each.count), *sizes, largest, duration(each.duration_ns))
-    yield indented(table)
-
-
-def _rest(count: int) -> Iterator[RenderableType]:
-    if count > ROWS:
-        yield indented(plain(f"and {count - ROWS} smaller; --json has all", "dim"))
-
-
 def budget_view(computed: BudgetComputed) -> Iterator[RenderableType]:
     """How the KV cache was sized: each term once."""
     yield heading("The budget of the KV cache")
@@ -327,56 +197,3 @@ def budget_view(computed: BudgetComputed) -> Iterator[RenderableType]:
     blocks = f"{computed.blocks} blocks of {format_bytes(computed.block_bytes)}"
     table.add_row("KV cache", format_bytes(computed.kv_bytes), blocks)
     yield indented(table)
-
-
-def replay_view(start: Start, replays: Sequence[Replay]) -> Iterator[RenderableType]:
-    """Where a journal leaves its plan, and where today's checks say something else."""
-    yield start_line(start)
-    skipped: dict[str, str] = {}
-    for process, replay in zip(start.processes, replays, strict=True):
-        yield heading(process.label)
-        yield from _divergences(replay)
-        yield from _differences(replay)
-        skipped |= replay.skipped
-    unseen = ["whether what was recorded is true: probes and readings are taken as they stand"]
-    unseen += [f"what the probe {probe} would have said: {reason}" for probe, reason in skipped.items()]
-    yield from unseen_view([*unseen, *unseen_of(start)])
-
-
-def _divergences(replay: Replay) -> Iterator[RenderableType]:
-    plan, found = replay.history.plan, replay.violations
-    if replay.history.plan_trouble is not None:
-        yield indented(plain(f"no plan: {replay.history.plan_trouble}", "red"))
-    elif plan is None:
-        yield indented(plain("the journal holds no plan: nothing to hold it against", "yellow"))
-    elif not found:
-        free = ", which allows any order" if plan.is_free else ""
-        yield indented(plain(f"{replay.history.records} events follow the plan {plan.name}{free}"))
-    for violation in found:
-        yield indented(plain(f"seq {violation.seq}: {violation.message}", "red"))
-
-
-def _differences(replay: Replay) -> Iterator[RenderableType]:
-    if not replay.differences:
-        yield indented(plain(f"{replay.edges} edges judged again: today's checks say the same"))
-        return
-    yield indented(plain(f"{replay.edges} edges judged again: {len(replay.differences)} judgements differ", "yellow"))
-    for each in replay.differences:
-        where = each.state if each.visit == 1 else f"{each.state} (visit {each.visit})"
-        yield indented(plain(f"{each.check} at {where}, seq {each.seq}"), 4)
-        yield indented(pairs((("then", _judged(each.was)), ("today", _judged(each.now)))), 6)
-
-
-def _judged(findings: Sequence[Finding] | None) -> str:
-    if findings is None:
-        return "not asked"
-    return "; ".join(f"{each.severity} {each.code}: {each.message}" for each in findings) or "held"
-
-
-def plans_view(plans: Iterable[tuple[str, Sequence[str]]]) -> Iterator[RenderableType]:
-    """Names of plans and their states."""
-    table = columns("plan", "states")
-    for name, states in plans:
-        table.add_row(plain(name, "bold"), plain(" > ".join(states)))
-    yield table
-    yield from unseen_view(["what a start did: name a journal instead of a plan to see its way through it"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -28,32 +27,13 @@ def doctor(environment):
     """Ask the command about one or more paths, or about a text: the verdicts, in order."""
 
     def ask(*paths, text=None):
-        command = [sys.executable, "-m", "startup_fsm", "doctor", "--json", *map(str, paths)]
+        given = ["-"] if text is not None else map(str, paths)
+        command = [sys.executable, "-m", "startup_fsm", "doctor", "--json", *given]
         ran = subprocess.run(command, input=text, env=environment, capture_output=True, check=False, timeout=120)
         assert ran.returncode in (0, 2, 3), ran.stderr.decode()
         return json.loads(ran.stdout)["runs"]
 
-    if importlib.util.find_spec("startup_fsm.cli") is None:
-        return _by_hand
     return ask
-
-
-def _by_hand(*paths, text=None):
-    import tempfile
-
-    from startup_fsm.diagnose import diagnose
-    from startup_fsm.reading import read_starts
-
-    if text is not None:
-        with tempfile.NamedTemporaryFile(suffix=".txt") as file:
-            file.write(text)
-            file.flush()
-            return _by_hand(file.name)
-    return [
-        json.loads(json.dumps(diagnose(one.sources, source=one.source, origin=one.origin).as_json()))
-        for path in paths
-        for one in read_starts(path)
-    ]
 
 
 @pytest.fixture
@@ -71,9 +51,11 @@ def python(environment):
 
     yield run
     for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 @pytest.fixture(scope="session")

@@ -1,22 +1,27 @@
 """
 Starts that are waiting to be killed: one forked process for each state, blocked where the test wants it.
 
-    driver.py RUNS PLAN MOMENT STATE...
+    driver.py RUNS PLAN MOMENT WAY STATE...
 
 A moment is ``begin`` (the body of the state is about to run), ``end`` (it has run, the state is still open) or ``left``
-(the state was left, the next was not entered). Each process prints ``<state> <pid> <journal>`` and sleeps for ever. No
-torch: a start takes milliseconds.
+(the state was left, the next was not entered). A way is ``embedded`` (a program that makes a ``Bootstrap``) or
+``command`` (``startup-fsm run``). Each process prints ``<state> <pid>`` and sleeps for ever. No torch: a start takes
+milliseconds.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import startup_fsm.launch  # noqa: F401 - loaded here once, and not by every child
+from startup_fsm import cli
 from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.engine import Step
@@ -41,18 +46,39 @@ DETOURS = {
 }
 
 
+class Trap:
+    """A hook that knows which state is open, and waits for ever where it is told to."""
+
+    def __init__(self, moment: str, state: str) -> None:
+        self.wanted = (moment, state)
+        self.state = ""
+
+    def before_state(self, *, state: str, **future: object) -> None:
+        self.state = state
+
+    def on_event(self, *, event: object, **future: object) -> None:
+        if getattr(event, "kind", "") == "state_left":
+            self.arrive("left")
+
+    def arrive(self, moment: str) -> None:
+        if (moment, self.state) == self.wanted:
+            os.write(1, f"{self.state} {os.getpid()}\n".encode())
+            while True:
+                signal.pause()
+
+
 class WaitingDevice(SimulatedDevice):
     """Bodies of states run inside ``scope``, so this is where one can be held up, whatever runs in it."""
 
-    def __init__(self, total_bytes: int, arrive: Callable[[str], None]) -> None:
+    def __init__(self, total_bytes: int, trap: Trap) -> None:
         super().__init__(total_bytes)
-        self.arrive = arrive
+        self.trap = trap
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        self.arrive("begin")
+        self.trap.arrive("begin")
         yield
-        self.arrive("end")
+        self.trap.arrive("end")
 
 
 class StumblingEngine(CountingEngine):
@@ -86,34 +112,39 @@ def reached(plan: str) -> list[str]:
     return [state.name for state in PLANS[plan]().states]
 
 
-def start(runs: str, plan: str, moment: str, state: str) -> None:
-    """One start that never comes back."""
-    boot: Bootstrap
-
-    def arrive(where: str) -> None:
-        if (where, boot.history.state) == (moment, state):
-            os.write(1, f"{state} {os.getpid()} {boot.path}\n".encode())
-            while True:
-                signal.pause()
-
-    class Between:
-        def on_event(self, *, event: object, **future: object) -> None:
-            if getattr(event, "kind", "") == "state_left":
-                arrive("left")
-
-    device = WaitingDevice(4 * GIB, arrive)
-    boot = Bootstrap(plan=ASKED[plan](), journal=runs, device=device, hooks=[Between()], discover=False)
+def prepared(plan: str, moment: str, state: str) -> tuple[StumblingEngine, dict[str, Any]]:
+    """An engine that gets to a state, and the options for ``Bootstrap`` that hold it up there."""
+    trap = Trap(moment, state)
+    device = WaitingDevice(4 * GIB, trap)
     engine = StumblingEngine(device=device)
     engine.stumble = DETOURS.get((plan, state), ("", ""))
+    return engine, {"plan": ASKED[plan](), "device": device, "hooks": [trap], "discover": False}
+
+
+def embedded(runs: str, plan: str, moment: str, state: str) -> None:
+    """A program that starts an engine, or, where no plan has an order, goes through the states itself."""
+    engine, options = prepared(plan, moment, state)
+    boot = Bootstrap(journal=Path(runs) / state, **options)
     if not boot.plan.is_free:
         boot.run(engine)
     for name in reached(plan):
         with boot.state(name):
-            device.malloc(MIB)
+            engine.device.malloc(MIB)
 
 
-def main(runs: str, plan: str, moment: str, states: list[str]) -> None:
+def command(runs: str, plan: str, moment: str, state: str) -> None:
+    """The command, with a factory that makes the same."""
+    global factory  # noqa: PLW0603 - it is found by its name in this module
+    factory = lambda: prepared(plan, moment, state)  # noqa: E731
+    sys.modules["driver"] = sys.modules[__name__]
+    sys.exit(cli.main(["run", "driver:factory", "--runs", f"{runs}/{state}"]))
+
+
+def main(runs: str, plan: str, moment: str, way: str, *states: str) -> None:
     """One process for each state; this one waits for all of them."""
+    start = {"embedded": embedded, "command": command}[way]
+    # Settling collects garbage; what is there already need not be looked at again by every child.
+    gc.freeze()
     pids = []
     for state in states:
         pids.append(os.fork())
@@ -121,8 +152,9 @@ def main(runs: str, plan: str, moment: str, states: list[str]) -> None:
             start(runs, plan, moment, state)
             os._exit(1)
     for pid in pids:
-        os.waitpid(pid, 0)
+        _, status = os.waitpid(pid, 0)
+        os.write(1, f"{states[pids.index(pid)]} ended {os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 if __name__ == "__main__":
-    main(str(Path(sys.argv[1])), sys.argv[2], sys.argv[3], sys.argv[4:])
+    main(*sys.argv[1:])

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import attrs
 import torch
@@ -18,17 +17,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from startup_fsm.engine import Graph, LongestRequest, Step
-from startup_fsm.engines.reference.checkpoint import (
-    checkpoint_bytes,
-    checkpoint_shape,
-    load_checkpoint,
-    random_weights,
-)
+from startup_fsm.engines.reference.checkpoint import checkpoint_bytes, load_checkpoint, random_weights
 from startup_fsm.engines.reference.generate import generate
 from startup_fsm.engines.reference.model import Decoder, Span
+from startup_fsm.engines.reference.options import Options
 from startup_fsm.engines.reference.paging import DecodeInputs, KVCache, blocks_for
 from startup_fsm.engines.reference.sampler import Sampling, sample
-from startup_fsm.engines.reference.shapes import Shape, named
 from startup_fsm.errors import StartupError
 
 #: The sampler that takes the most memory: a full sort. Any request may ask for it, so it is what is profiled.
@@ -42,81 +36,13 @@ _HASHED_WHOLE: Final = 64 << 20
 _HASHED_SAMPLE: Final = 16 << 10
 
 
-def default_capture_sizes(limit: int) -> tuple[int, ...]:
-    """The 51 sizes 1, 2, 4, 8 to 248 by 8 and 256 to 512 by 16, as far as they do not exceed `limit` rows."""
-    sizes = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
-    return tuple(size for size in sizes if size <= limit)
-
-
-def _shape(value: Shape | str) -> Shape:
-    return named(value) if isinstance(value, str) else value
-
-
-@attrs.frozen(kw_only=True)
-class Options:
-    """
-    What is started, and how large it may become.
-
-    Attributes:
-        shape: The model; a name stands for the shape of that name.
-        checkpoint: Folder of a Hugging Face checkpoint of that shape; None draws random weights from `seed`.
-        max_model_len: Longest request in tokens. Decode gathers this much context for every row.
-        max_num_seqs: Sequences that run at once: rows of the largest decode step.
-        max_num_batched_tokens: Tokens of the largest prefill step.
-        block_size: Tokens of one KV block.
-        capture_sizes: Rows that get a graph; None takes `default_capture_sizes(max_num_seqs)`.
-        sampling: How `generate` chooses tokens where nobody says.
-        seed: Of random weights.
-
-    Raises:
-        ValueError: A number that no start can use.
-    """
-
-    shape: Shape = attrs.field(converter=_shape)
-    checkpoint: Path | None = None
-    max_model_len: int = 256
-    max_num_seqs: int = 32
-    max_num_batched_tokens: int = 512
-    block_size: int = 16
-    capture_sizes: tuple[int, ...] | None = None
-    sampling: Sampling = Sampling()
-    seed: int = 0
-
-    def __attrs_post_init__(self) -> None:
-        """Refuses what no start can use."""
-        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is not positive")
-        if self.max_model_len > self.shape.max_positions:
-            text = f"max_model_len: {self.max_model_len}, the model has {self.shape.max_positions} positions"
-            raise ValueError(f"{text}\nhint: lower it to at most {self.shape.max_positions}")
-        for size in self.sizes:
-            if not 1 <= size <= self.max_num_seqs:
-                text = f"capture_sizes: {size} is not between 1 and max_num_seqs, {self.max_num_seqs}"
-                raise ValueError(f"{text}\nhint: raise max_num_seqs, or leave this size out")
-
-    @classmethod
-    def of_checkpoint(cls, folder: Path, **rest: Any) -> Self:
-        """Options for the checkpoint in `folder`, whose `config.json` says the shape."""
-        return cls(shape=checkpoint_shape(folder), checkpoint=folder, **rest)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Rows that get a graph."""
-        return default_capture_sizes(self.max_num_seqs) if self.capture_sizes is None else self.capture_sizes
-
-    @property
-    def width(self) -> int:
-        """KV blocks of the longest request."""
-        return blocks_for(self.max_model_len, self.block_size)
-
-
 class ReferenceEngine:
     """
     Implements `startup_fsm.engine.Engine`; after the start, `generate` runs through the captured graphs.
 
     Args:
         options: What to start.
+        place: Where torch puts tensors: ``cpu``, also for a simulated device, or ``cuda``.
         address: Gives the device address of a tensor, for the record; by default torch's own.
 
     Attributes:
@@ -126,8 +52,15 @@ class ReferenceEngine:
 
     name = "reference"
 
-    def __init__(self, options: Options, *, address: Callable[[Tensor], int] | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        *,
+        place: torch.device | str = "cpu",
+        address: Callable[[Tensor], int] | None = None,
+    ) -> None:
         self.options = options
+        self.place = place
         self.model: Decoder | None = None
         self.kv: KVCache | None = None
         self.inputs: DecodeInputs | None = None
@@ -155,12 +88,12 @@ class ReferenceEngine:
         folder = options.checkpoint
         total = options.shape.weight_bytes if folder is None else checkpoint_bytes(folder)
         step.note(checkpoint_bytes=total)
-        self.model = Decoder(options.shape)
+        self.model = Decoder(options.shape, self.place)
         if folder is None:
             random_weights(self.model, options.seed)
             step.progress(total, total)
             return
-        loaded = load_checkpoint(self.model, folder, lambda done, whole: step.progress(done, whole))
+        loaded = load_checkpoint(self.model, folder, step.progress)
         if not loaded.values:
             step.skip("checkpoint_values", "tensors are fakes: the files were checked and not read")
 
@@ -180,18 +113,18 @@ class ReferenceEngine:
     def profile_activations(self, step: Step) -> None:
         """The largest prefill, the largest decode and the sampler on its logits, as `verify` runs them again."""
         self.provide_inputs(step, self.options.max_num_seqs)
-        self.largest_step(step, self._profiling_cache(), sampler="sampler")
+        self.largest_step(step, self.profiling_cache(), sampler="sampler")
 
     def provide_inputs(self, step: Step, rows: int) -> None:
         """Persistent decode inputs for at least `rows` rows: the workspace that graphs hold the addresses of."""
         if self.inputs is not None and self.inputs.size >= rows:
             return
-        self.inputs = DecodeInputs.allocate(rows, self.options.width, self._model().embedding.device)
+        self.inputs = DecodeInputs.allocate(rows, self.options.width, self.place)
         step.workspace(WORKSPACE, sum(buffer.nbytes for buffer in attrs.astuple(self.inputs, recurse=False)))
 
-    def _profiling_cache(self) -> KVCache:
-        # One block that all layers share: attention gathers copies of it, as large as those of a real cache.
-        one = KVCache.allocate(attrs.evolve(self.options.shape, layers=1), 1, self.options.block_size)
+    def profiling_cache(self) -> KVCache:
+        """One block that all layers share: attention gathers copies of it, as large as those of a real cache."""
+        one = KVCache.allocate(attrs.evolve(self.options.shape, layers=1), 1, self.options.block_size, self.place)
         layers = self.options.shape.layers
         return KVCache(one.keys * layers, one.values * layers, usable=1)
 
@@ -209,6 +142,7 @@ class ReferenceEngine:
 
     def allocate_kv(self, step: Step, blocks: int) -> None:
         """Keys and values of every layer, block-major; while address space is reserved, a prefix of it is usable."""
+        self._pad_inputs()
         shape, size = self.options.shape, self.options.block_size
         one, count = KVCache.buffer_block_bytes(shape, size), 2 * shape.layers
         if step.state == "reserve_kv":
@@ -219,6 +153,13 @@ class ReferenceEngine:
         # One buffer for all: the allocator would round each of many up to its own page.
         [whole] = step.kv_buffers(1, count * one, blocks)
         self.kv = KVCache.over(shape, whole.view(count, -1).unbind(0), size, blocks)
+
+    def _pad_inputs(self) -> None:
+        # Block tables of an earlier cache may point behind the end of the next one.
+        if self.inputs is not None:
+            for buffer in attrs.astuple(self.inputs, recurse=False):
+                buffer.zero_()
+            self.inputs.lengths.fill_(1)
 
     def commit_kv(self, step: Step, blocks: int) -> None:
         """The first `blocks` blocks have memory behind them now."""
@@ -240,11 +181,17 @@ class ReferenceEngine:
     def capture(self, step: Step, size: int) -> None:
         """One decode step of `size` rows; the graph keeps its logits."""
         self.provide_inputs(step, size)
-        self.graphs[size] = step.capture(size, partial(self.decode, size))
+        warmups = 1
+        if self.graphs and isinstance(self._model().embedding, FakeTensor):
+            # Half of the time of a start without values, and the largest step took all that a smaller one would.
+            warmups = 0
+            if len(self.graphs) == 1:
+                step.skip("warmup", "tensors are fakes: only the largest step is warmed up")
+        self.graphs[size] = step.capture(size, partial(self.decode, size), warmups=warmups)
 
     def decode(self, rows: int) -> Tensor:
         """Logits of the first `rows` rows of the inputs; this is what graphs are captured of."""
-        return self._model().decode(self._inputs().rows(rows), self._cache())
+        return self._model().decode(self._inputs().rows(rows), _alike(self._cache()))
 
     def release_graphs(self) -> None:
         """Destroy every graph with its logits."""
@@ -256,9 +203,9 @@ class ReferenceEngine:
         """The largest step again, with the real KV cache to its last block, and by replay: both must be equal."""
         self.largest_step(step, self._cache(), sampler="sampler_warmup", compare=True)
 
-    def largest_step(self, step: Step, kv: KVCache, *, sampler: str, compare: bool = False) -> None:
+    def largest_step(self, step: Step, kv: KVCache, *, sampler: str | None, compare: bool = False) -> None:
         """
-        The largest prefill, then the largest decode steps, then the sampler as a part of its own.
+        The largest prefill, then the largest decode steps, then the sampler as a part of that name (None: without).
 
         Profiling and `verify` run the same operations in the same order, so that what was measured is what is taken.
         """
@@ -272,18 +219,19 @@ class ReferenceEngine:
         logits = self._decode(most, kv)
         if compare and captured == most:
             self._compare(step, captured, logits)
-        with step.part(sampler):
-            self.sample(logits)
+        if sampler is not None:
+            with step.part(sampler):
+                self.sample(logits)
 
     def sample(self, logits: Tensor) -> Tensor:
         """Tokens by the sampler that takes the most memory."""
         return sample(logits, HEAVIEST, HEAVIEST.generator(logits.device))
 
     def _prefill(self, kv: KVCache) -> None:
-        options, device = self.options, self._model().embedding.device
+        options = self.options
         count, length = options.max_num_batched_tokens, options.max_model_len
         spans: list[Span] = [(first, min(first + length, count)) for first in range(0, count, length)]
-        places = torch.arange(count, device=device)
+        places = torch.arange(count, device=self.place)
         # From the last slot of the cache downwards: what is written is what must be mapped and ours.
         capacity = kv.usable * kv.block_size
         slots = (capacity - 1 - places) % capacity
@@ -302,7 +250,7 @@ class ReferenceEngine:
         tokens = [(7 * row + 1) % options.shape.vocabulary for row in range(live)]
         needed = [table[: blocks_for(count, kv.block_size)] for table, count in zip(tables, lengths, strict=True)]
         inputs.fill(tokens, lengths, needed, kv.block_size)
-        return self._model().decode(inputs, kv)
+        return self._model().decode(inputs, _alike(kv))
 
     def _compare(self, step: Step, size: int, eager: Tensor) -> None:
         """Replay the same rows and compare them bit by bit."""
@@ -365,6 +313,17 @@ class ReferenceEngine:
         if self.inputs is None:
             raise StartupError("the engine has no decode inputs", hint="start it first: Bootstrap.run(engine)")
         return self.inputs
+
+
+def _alike(kv: KVCache) -> KVCache:
+    """
+    The same cache; of fakes in one buffer, one whose layers all lie where the first does.
+
+    What torch found out about a fake it remembers by its offset too. This takes a third off a start without values.
+    """
+    if not isinstance(kv.keys[0], FakeTensor) or not kv.values[-1].storage_offset():
+        return kv
+    return attrs.evolve(kv, keys=kv.keys[:1] * len(kv.keys), values=kv.keys[:1] * len(kv.keys))
 
 
 def _replayed(graph: Graph) -> Tensor:

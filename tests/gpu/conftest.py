@@ -1,0 +1,70 @@
+"""Tests on a card. Skipped where there is none; what poisons an allocator or a context runs in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHILDREN = Path(__file__).parent / "children.py"
+PATIENCE_S = 120
+
+
+def has_cuda() -> bool:
+    """Whether torch sees a card."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
+
+
+def pytest_runtest_setup(item):
+    """Nothing here runs without a card."""
+    if not has_cuda():
+        pytest.skip("no CUDA device")
+
+
+@pytest.fixture
+def device():
+    """The card, with nothing of this test left on it afterwards."""
+    from startup_fsm.devices.cuda import CudaDevice
+
+    made = CudaDevice()
+    made.settle(clear_workspaces=True)
+    yield made
+    made.settle(clear_workspaces=True)
+
+
+@pytest.fixture
+def child():
+    """Runs a function of children.py in a process of its own; gives what it returned, and how the process ended."""
+
+    def run(name: str) -> dict[str, Any]:
+        context = multiprocessing.get_context("forkserver")
+        # Imported once, and forked from there: the device is untouched until a child touches it.
+        context.set_forkserver_preload(["torch", "startup_fsm.devices.cuda"])
+        ours, theirs = context.Pipe()
+        arguments = {"init_globals": {"answer": theirs, "wanted": name}, "run_name": "child"}
+        process = context.Process(target=runpy.run_path, args=(str(CHILDREN),), kwargs=arguments)
+        process.start()
+        theirs.close()
+        found: dict[str, Any] = {}
+        try:
+            if ours.poll(PATIENCE_S):
+                found = ours.recv()
+        except EOFError:
+            pass
+        ours.close()
+        process.join(PATIENCE_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+        found["exit_code"] = process.exitcode
+        process.close()
+        return found
+
+    return run
