@@ -238,7 +238,7 @@ def _costs_of(device: CudaDevice, stream: Any, nodes: int, *, count: int) -> Fac
         for _ in range(nodes):
             number.add_(1)
 
-    start, owned = rest(), device.snapshot().process_bytes
+    start, owned, reserved = rest(), device.snapshot().process_bytes, torch.cuda.memory_reserved()
     times, readings = [time.perf_counter_ns()], [start]
 
     def mark() -> None:
@@ -274,6 +274,7 @@ def _costs_of(device: CudaDevice, stream: Any, nodes: int, *, count: int) -> Fac
         "taken_bytes": start - readings[-1],
         "process_delta_bytes": None if owns is None or owned is None else owns - owned,
         "kept_bytes": start - rest(),
+        "kept_by_torch_bytes": torch.cuda.memory_reserved() - reserved,
     }
 
 
@@ -457,8 +458,10 @@ def unmapped(kind: str) -> Facts:
             far.fill_(9)
         facts["replay_error"] = attempt(graphs[0].replay)
         facts["right"] = bool(torch.equal(far, expected))
+    instantiated = (facts.get("instantiate_error") or "instantiated") if graphs else "not instantiated"
     return facts | {
-        "answer": f"{kind}: {facts['capture_error'] or 'captured'}, right after mapping: {facts.get('right')}"
+        "answer": f"{kind}: {facts['capture_error'] or 'captured'}; while unmapped {instantiated}; "
+        f"right after mapping: {facts.get('right')}"
     }
 
 
@@ -476,11 +479,12 @@ def checked(result: tuple[Any, ...]) -> None:
 
 
 def touched() -> Facts:
-    """Touch what is not mapped."""
+    """Copy from what is not mapped, then let a kernel read it, then anything."""
     _, tensor = half_mapped()
-    first = attempt(tensor[48 * MIB].item)
-    second = attempt(lambda: torch.zeros(1, device="cuda"))
-    return {"touch": first, "afterwards": second, "answer": f"a touch is {first}; then {second}"}
+    copied, read = attempt(tensor[48 * MIB].item), attempt(lambda: tensor[48 * MIB : 49 * MIB] + 1)
+    afterwards = attempt(lambda: torch.zeros(1, device="cuda"))
+    facts = {"copied": copied, "read": read, "afterwards": afterwards}
+    return facts | {"answer": f"a copy: {copied}; a kernel: {read}; after that: {afterwards}"}
 
 
 # (e) mapping inside a capture

@@ -23,6 +23,7 @@ from startup_fsm.errors import (
     BudgetError,
     EdgeRefused,
     StartupError,
+    text_of,
 )
 from startup_fsm.events import (
     AttemptStarted,
@@ -287,7 +288,7 @@ class Bootstrap:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self.fail(f"{type(error).__name__}: {error}")
+            self.fail(f"{type(error).__name__}: {text_of(error)}")
         self.close()
 
     def recovery(self, error: BaseException) -> Edge | None:
@@ -313,7 +314,7 @@ class Bootstrap:
                 state=edge.source,
                 edge=edge.name,
                 target=edge.target,
-                reason=f"{failed.failed.category}: {(str(error) or type(error).__name__).splitlines()[0]}",
+                reason=f"{failed.failed.category}: {(text_of(error) or type(error).__name__).splitlines()[0]}",
                 taken=taken + 1,
                 bound=edge.bound,
                 inputs=self.measurement.lessons(),

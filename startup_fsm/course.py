@@ -24,6 +24,7 @@ from startup_fsm.errors import (
     HookFailed,
     PeerFailed,
     RestartRequired,
+    text_of,
 )
 from startup_fsm.events import (
     CheckJudged,
@@ -241,7 +242,7 @@ class Course:
                 part=part,
                 error_type=f"{type(error).__module__}.{type(error).__qualname__}",
                 category=category,
-                message=str(error),
+                message=text_of(error),
                 where=_frames(error),
                 **state.costs(),
             )
@@ -273,7 +274,7 @@ class Course:
                 allocated_bytes=None if facts is None else facts.allocated_bytes,
                 reserved_unallocated_bytes=None if facts is None else facts.reserved_unallocated_bytes,
                 private_pool_bytes=None if facts is None else facts.private_pool_bytes,
-                message=str(error),
+                message=text_of(error),
                 blocks=() if facts is None else facts.blocks,
             )
         )

@@ -40,6 +40,14 @@ class StartupError(Exception):
         super().__init__(message if hint is None else f"{message}\nhint: {hint}")
 
 
+def text_of(error: BaseException) -> str:
+    """What an exception says; also where it raises when it is asked."""
+    try:
+        return str(error)
+    except Exception as refused:  # noqa: BLE001 - somebody else's exception must come out as it is
+        return f"<{type(error).__name__} that cannot be shown: {type(refused).__name__}>"
+
+
 class PlanError(StartupError, ValueError):
     """A plan is wrong: an unreachable state, a trap, an edge name that cannot be used."""
 

@@ -139,15 +139,20 @@ def compare(history: History) -> Comparison:
     """
     Do with the model what was done with torch.
 
-    The model is told only what was allocated, freed and called; new segments get the addresses that were recorded, in
-    order, so that best fit among equal blocks decides by the same addresses.
+    The model is told only what was allocated, freed and called; new segments get the addresses that were recorded, as
+    long as the two agree, so that best fit among equal blocks decides by the same addresses.
     """
-    modelled: list[TraceEntry] = []
-    recorded = [entry.addr for entry in history.entries if entry.action == "segment_alloc"]
-    # A model that takes more segments than were recorded goes on at addresses that no device has.
-    places = itertools.chain(recorded, itertools.count(1 << 60, 1 << 40))
-    memory = DeviceMemory(history.total_bytes)
-    allocator = Allocator(memory, trace=modelled.append, place=lambda _nbytes: next(places))
+    recorded, modelled = history.segments, list[TraceEntry]()
+    # What the model takes beyond what was recorded lies at addresses that no device has.
+    elsewhere = itertools.count(1 << 60, 1 << 40)
+
+    def place(nbytes: int) -> int:
+        taken = _segments(modelled)
+        expected = recorded[len(taken)] if taken == recorded[: len(taken)] and len(taken) < len(recorded) else None
+        is_expected = expected is not None and (expected.action, expected.size) == ("segment_alloc", nbytes)
+        return expected.addr if expected is not None and is_expected else next(elsewhere)
+
+    allocator = Allocator(DeviceMemory(history.total_bytes), trace=modelled.append, place=place)
     where: dict[int, int] = {}
     moved = unknown = 0
     for entry, following, calls in _steps(history):
@@ -167,7 +172,7 @@ def compare(history: History) -> Comparison:
                 # Not completed at once: another stream used it.
                 allocator.record_stream(address, entry.stream + 1)
             allocator.free(address)
-    return Comparison(recorded=history.segments, modelled=_segments(modelled), moved=moved, unknown=unknown)
+    return Comparison(recorded=recorded, modelled=_segments(modelled), moved=moved, unknown=unknown)
 
 
 def _segments(entries: Sequence[TraceEntry]) -> tuple[Segment, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import attrs
 
 from startup_fsm.devices.base import ErrorCategory
+from startup_fsm.errors import text_of
 from startup_fsm.pages import KIB, MIB, DeviceMemory, DeviceOutOfMemoryError, InternalAssertError, whole_pages
 
 FORBIDDEN_WORDS = "CUDA error: operation not permitted when stream is capturing"
@@ -91,7 +92,7 @@ class DriverMemory:
 
 def category_of(error: BaseException) -> ErrorCategory | None:
     """How an exception is read: by its type, else by the words of CUDA and torch."""
-    text = str(error)
+    text = text_of(error)
     if isinstance(error, DeviceOutOfMemoryError) or "CUDA out of memory" in text or DRIVER_OOM_WORDS in text:
         return "oom"
     if isinstance(error, InternalAssertError) or "use_count > 0 INTERNAL ASSERT FAILED" in text:

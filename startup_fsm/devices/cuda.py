@@ -147,10 +147,7 @@ class CudaDevice:
     def settle(self, *, clear_workspaces: bool = False) -> Settled:
         """Collect, synchronize, clear where told, empty, trim; then read until free memory stands still."""
         began = time.perf_counter_ns()
-        if gc.get_freeze_count():
-            gc.unfreeze()
-        gc.collect()
-        gc.collect()
+        _collect()
         torch.cuda.synchronize(self.index)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - torch has no public call
         cleared = clear_workspaces and clear is not None
@@ -266,6 +263,18 @@ class CudaDevice:
     def repair(self, pool: Pool) -> Repair:
         """End and release the pool that a failed capture left open, and prove that the allocator works again."""
         return repair_allocator(self, cast("CudaPool", pool))
+
+
+def _collect() -> None:
+    """Collect garbage, also what an engine froze; what it froze is frozen again."""
+    was_frozen = gc.get_freeze_count() > 0
+    if was_frozen:
+        gc.unfreeze()
+    # A second time where there was something: what a finalizer dropped is garbage only then.
+    if gc.collect():
+        gc.collect()
+    if was_frozen:
+        gc.freeze()
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:

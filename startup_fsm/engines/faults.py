@@ -82,6 +82,10 @@ def _small(chance: Random) -> Scene:
     }
 
 
+def _roomy(chance: Random) -> Scene:
+    return _small(chance) | {"total": chance.randrange(3_000, 4_000) * MIB}
+
+
 def _many_logits(chance: Random) -> Scene:
     # Logits that graphs keep, against what the largest step needs: only with many sizes do the graphs take more.
     step = chance.choice((2, 3))
@@ -237,7 +241,8 @@ def _looks_at_values(options: Options, device: FollowingDevice, chance: Random) 
 def _loses_race(options: Options, device: FollowingDevice, chance: Random) -> ReferenceEngine:
     from startup_fsm.engines.reference.engine import ReferenceEngine
 
-    label, share = _label(chance), chance.uniform(0.1, 0.6)
+    # More than the tenth that nobody requested and what is kept for graphs and steps.
+    label, theirs = _label(chance), device.memory.total_bytes // 10 + chance.randrange(400, 1_000) * MIB
 
     class Engine(ReferenceEngine):
         arrived = False
@@ -245,9 +250,7 @@ def _loses_race(options: Options, device: FollowingDevice, chance: Random) -> Re
         def allocate_kv(self, step: Step, blocks: int) -> None:
             if step.state == "allocate_kv" and not self.arrived:
                 self.arrived = True
-                wanted = blocks * self.kv_block_bytes()
-                beside = device.memory.free_bytes - wanted
-                device.neighbour_takes(label, beside + round(share * wanted))
+                device.neighbour_takes(label, theirs)
             super().allocate_kv(step, blocks)
 
     return Engine(options, address=device.address)
@@ -350,7 +353,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
         Fault("pool-reused", "the real capture opens a pool whose graphs died", _small, _keeps_handle),
         Fault("metadata-missing", "a layer looks up metadata that does not exist while profiling", _small, _looks_up),
         Fault("capture-fails", "an operation that may not be captured", _small, _looks_at_values),
-        Fault("neighbour-takes", "another process takes memory between budget and allocation", _small, _loses_race),
+        Fault("neighbour-takes", "another process takes memory between budget and allocation", _roomy, _loses_race),
         Fault("neighbour-frees", "another process frees memory while we profile", _crowded, _sees_departure),
         Fault("workspace-grows", "a persistent workspace grows in the throwaway capture", _wide, _pads_late),
         Fault("weights-too-big", "the weights exceed the device", _small_device),

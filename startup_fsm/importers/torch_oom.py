@@ -2,7 +2,8 @@
 The OutOfMemoryError sentence of torch, alone: text to figures. Units are printed with two decimals.
 
 Shapes: 1.x to 2.0 put everything in brackets after the GPU; 2.1 on writes sentences (and once "capacty"); 2.5 on names
-private pools. HIP writes the same body. A figure of 2^64 - 1 bytes is a driver that does not tell (WSL): unknown.
+private pools. HIP writes the same body. The backend of ``cudaMallocAsync`` writes a small table instead. A figure of
+2^64 - 1 bytes is a driver that does not tell (WSL): unknown.
 """
 
 from __future__ import annotations
@@ -17,18 +18,24 @@ _SIZE: Final = r"(\d{1,12}(?:\.\d{1,6})?) (bytes|[KMGT]iB)"
 #: No process holds this much: what a driver prints that does not know.
 _UNKNOWN: Final = 1 << 60
 
-_TRIED: Final = re.compile(rf"Tried to allocate {_SIZE}")
+_BEGIN: Final = re.compile(r"Tried to allocate \d|Allocation on device \d{1,4} would exceed allowed memory")
+_TRIED: Final = re.compile(rf"Tried to allocate {_SIZE}|Requested {{0,24}}: {_SIZE}")
 _FIGURES: Final[dict[str, re.Pattern[str]]] = {
-    "total_bytes": re.compile(rf"has a total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity"),
-    "free_bytes": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free"),
+    "total_bytes": re.compile(
+        rf"has a total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity|Device limit {{0,24}}: {_SIZE}"
+    ),
+    "free_bytes": re.compile(rf"of which {_SIZE} is free|; {_SIZE} free|Free \(according to CUDA\) {{0,24}}: {_SIZE}"),
     "process_bytes": re.compile(rf"this process has {_SIZE} memory in use"),
-    "allocated_bytes": re.compile(rf"Of the allocated memory {_SIZE} is allocated by|; {_SIZE} already allocated"),
+    "allocated_bytes": re.compile(
+        rf"Of the allocated memory {_SIZE} is allocated by|; {_SIZE} already allocated"
+        rf"|Currently allocated {{0,24}}: {_SIZE}"
+    ),
     "private_pool_bytes": re.compile(rf"with {_SIZE} allocated in private pools"),
     "reserved_unallocated_bytes": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
     "reserved_bytes": re.compile(rf"; {_SIZE} reserved in total by PyTorch"),
-    "allowed_bytes": re.compile(rf"{_SIZE} allowed"),
+    "allowed_bytes": re.compile(rf"{_SIZE} allowed|PyTorch limit [^:]{{0,80}}: {_SIZE}"),
 }
-_GPU: Final = re.compile(r"GPU (\d{0,4}) ?(?:has a total|;)|\(GPU (\d{0,4});")
+_GPU: Final = re.compile(r"GPU (\d{0,4}) ?(?:has a total|;)|\(GPU (\d{0,4});|Allocation on device (\d{1,4})")
 _TENANT: Final = re.compile(rf"Process (\d{{1,12}}) has {_SIZE} memory in use")
 
 
@@ -57,15 +64,16 @@ class Sentence:
 
 def parse_sentence(text: str) -> Sentence | None:
     """The figures of an out-of-memory sentence; None when ``text`` holds none."""
-    tried = _TRIED.search(text)
-    if tried is None:
+    begin = _BEGIN.search(text)
+    if begin is None:
         return None
     # What follows is one sentence of a few hundred characters; a log may go on for gigabytes.
-    body = text[tried.start() : tried.start() + 4_096]
+    body = text[begin.start() : begin.start() + 4_096]
+    tried = _TRIED.search(body)
     gpu = _GPU.search(body)
     index = next((group for group in gpu.groups() if group), None) if gpu else None
     return Sentence(
-        tried_bytes=_bytes(tried),
+        tried_bytes=None if tried is None else _bytes(tried),
         gpu=None if index is None else int(index),
         tenants=tuple((int(found[1]), _size(found[2], found[3])) for found in _TENANT.finditer(body)),
         **{name: _bytes(found) for name, pattern in _FIGURES.items() if (found := pattern.search(body))},

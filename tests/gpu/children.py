@@ -6,6 +6,8 @@ Run by the fixture `child`, which sets `wanted` and `answer`.
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
 from startup_fsm.devices.cuda import CudaDevice
@@ -196,16 +198,75 @@ def out_of_memory():
 
 
 def unmapped():
-    """Touch what an arena has not mapped."""
+    """Copy from what an arena has not mapped, then let a kernel read it."""
+    _, tensor = half_mapped()
+    found = {"inside": int(tensor[31 * MIB]), "copied": raised(tensor[48 * MIB].item)}
+    found["goes_on"] = float(torch.ones(4, device="cuda").sum())
+    return found | {"read": raised(lambda: int((tensor[48 * MIB : 49 * MIB] + 1).sum()))}
+
+
+def half_mapped():
+    """64 MiB of addresses, of which 32 are mapped."""
     arena = CudaArena(0, count=1, block_bytes=MIB, blocks=64)
     arena.map_blocks(32)
-    tensor = arena.buffers()[0]
-    inside = int(tensor[31 * MIB])
+    return arena, arena.buffers()[0]
+
+
+def raised(body):
+    """The sentence of what a body raised; None where it did not."""
     try:
-        tensor[48 * MIB].item()
+        body()
     except RuntimeError as error:
-        return {"inside": inside, "error": first_line(error)}
-    return {"inside": inside, "error": None}
+        return first_line(error)
+    return None
+
+
+def nodes_over_unmapped():
+    """Capture a kernel, a memset and a copy on addresses without memory."""
+    runtime = importlib.import_module("cuda.bindings.runtime")
+    arena, tensor = half_mapped()
+    stream, far, found = torch.cuda.Stream(), tensor[48 * MIB : 49 * MIB], {}
+    source = torch.ones(MIB, dtype=torch.uint8, device="cuda")
+    source.add_(3)
+    torch.cuda.synchronize()
+
+    def checked(result):
+        if int(result[0]) != 0:
+            raise RuntimeError(str(result[0]))
+
+    to_device = runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+    addresses = far.data_ptr(), source.data_ptr()
+    bodies = {
+        "kernel": lambda: far.add_(3),
+        "memset": lambda: checked(runtime.cudaMemsetAsync(addresses[0], 0, MIB, stream.cuda_stream)),
+        "copy": lambda: checked(runtime.cudaMemcpyAsync(*addresses, MIB, to_device, stream.cuda_stream)),
+    }
+    graphs = {}
+    for name, body in bodies.items():
+        graph = graphs[name] = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph, stream=stream):
+            found[name] = raised(body)
+    found["kernel_instantiated"] = raised(graphs["kernel"].instantiate)
+    found["memset_instantiated"] = raised(graphs["memset"].instantiate)
+    arena.map_blocks(64)
+    graphs["kernel"].replay()
+    return found | {"kernel_right": bool((far == 3).all())}
+
+
+def first_capture():
+    """What the first capture of a process leaves reserved, and what the second does."""
+    device = CudaDevice(use_nvml=False)
+    values = torch.ones(MIB, device="cuda")
+    device.settle(clear_workspaces=True)
+    reserved = [torch.cuda.memory_reserved()]
+    for _ in range(2):
+        pool = device.open_pool("throwaway_graphs")
+        graph = device.capture(lambda: values * 2, pool, size=1)
+        graph.reset()
+        pool.release()
+        device.settle(clear_workspaces=True)
+        reserved.append(torch.cuda.memory_reserved())
+    return {"first": reserved[1] - reserved[0], "second": reserved[2] - reserved[1]}
 
 
 def expandable():

@@ -89,10 +89,12 @@ class TestGrowth:
             arena.map_blocks(4_097)
 
     def test_unmapped_is_a_fault(self, child):
-        """Touching what is not mapped is an illegal access, never a silent read."""
+        """A copy from what is not mapped is refused and the device goes on; a kernel that reads it is a fault."""
         found = child("unmapped")
         assert found["inside"] == 0
-        assert "illegal memory access" in found["error"]
+        assert "invalid argument" in found["copied"]
+        assert found["goes_on"] == 4
+        assert "illegal memory access" in found["read"]
 
 
 class TestGraphs:
@@ -117,6 +119,14 @@ class TestGraphs:
         assert bool((graph.output == 2).all())
         graph.reset()
         pool.release()
+
+    def test_nodes_over_unmapped(self, child):
+        """A kernel may be captured over what is mapped later; a memset cannot be instantiated, a copy not captured."""
+        found = child("nodes_over_unmapped")
+        assert (found["kernel"], found["kernel_instantiated"], found["kernel_right"]) == (None, None, True)
+        assert found["memset"] is None
+        assert "invalid argument" in found["memset_instantiated"]
+        assert "cudaErrorInvalidValue" in found["copy"]
 
     def test_replays_into_blocks_mapped_later(self, device, arena):
         """A graph captured against a small mapping writes and reads blocks that were mapped later, as eager does."""

@@ -172,6 +172,11 @@ class TestCapture:
         assert second <= 4 * MIB
         assert settled.late_return_bytes == 0
 
+    def test_first_capture(self, child):
+        """The first capture of a process leaves one small segment to torch: the generator's state lives there."""
+        found = child("first_capture")
+        assert (found["first"], found["second"]) == (2 * MIB, 0)
+
     def test_trims(self, device):
         """Memory that a graph allocates by itself stays after its end, until settling trims it."""
         driver, runtime = (

@@ -100,13 +100,15 @@ class TestProcess:
 
 class TestSettle:
     def test_garbage(self, device):
-        """A cycle that holds a tensor is collected, its segment goes, and the reading stands still."""
+        """A cycle that holds a tensor is collected though it was frozen, its segment goes, and the reading stands still."""
         before = torch.cuda.memory_reserved()
         cycle = [torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")]
         cycle.append(cycle)
         gc.freeze()
         del cycle
         settled = device.settle()
+        assert gc.get_freeze_count() > 0
+        gc.unfreeze()
         assert torch.cuda.memory_reserved() == before
         assert settled.polls >= 3
         assert settled.duration_ns < 2_000_000_000

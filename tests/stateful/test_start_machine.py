@@ -94,9 +94,9 @@ class StartMachine(RuleBasedStateMachine):
             return nameless if target == names[0] else None
         wanted = {"recover", "fail"} if self.position == "failed" else {"advance", "degrade"}
         for edge in self.plan.edges:
-            if edge.source == self.here and edge.target == target and edge.policy in wanted:
-                if edge.bound is None or self.taken[edge.source, edge.name] < edge.bound:
-                    return edge
+            is_left = edge.bound is None or self.taken[edge.source, edge.name] < edge.bound
+            if edge.source == self.here and edge.target == target and edge.policy in wanted and is_left:
+                return edge
         return None
 
     def refuses(self, move: Callable[[], object], target: str) -> None:

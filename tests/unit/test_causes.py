@@ -140,7 +140,10 @@ def test_a_check_speaks_for_itself() -> None:
 
 def test_the_neighbour_that_grew_most_is_named() -> None:
     """Of several the one that took the most."""
-    assert "pid 7 took 1.00 GiB" in cause(failing("allocate_kv", oom(), earlier=sized(budget()), after=shot(0, GIB))).message
+    assert (
+        "pid 7 took 1.00 GiB"
+        in cause(failing("allocate_kv", oom(), earlier=sized(budget()), after=shot(0, GIB))).message
+    )
 
 
 def test_the_first_line_of_the_error_is_told() -> None:

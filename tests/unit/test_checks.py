@@ -178,7 +178,9 @@ CASES: list[tuple[str, Callable[[], Start], list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("check", "start", "expected"), CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(CASES)])
+@pytest.mark.parametrize(
+    ("check", "start", "expected"), CASES, ids=[f"{case[0]}-{at}" for at, case in enumerate(CASES)]
+)
 def test_each_check_says_what_it_should(
     check: str, start: Callable[[], Start], expected: list[tuple[str, str]]
 ) -> None:

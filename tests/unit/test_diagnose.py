@@ -208,7 +208,9 @@ def faulty(fault: Callable[[Faulty, str], None], **options: Any) -> tuple[Verdic
     """A start with that fault."""
     device = SimulatedDevice(4 * GIB)
     engine = Faulty(device=device, **options.pop("engine", {}))
-    object.__setattr__(engine, "fault", fault) if hasattr(type(engine), "__slots__") else setattr(engine, "fault", fault)
+    object.__setattr__(engine, "fault", fault) if hasattr(type(engine), "__slots__") else setattr(
+        engine, "fault", fault
+    )
     boot = Bootstrap(journal=None, device=device, discover=False, progress=False, **options)
     try:
         boot.run(engine)
@@ -515,7 +517,11 @@ def test_a_source_that_is_not_known_is_unknown() -> None:
 
 def test_a_verdict_from_the_file_is_that_of_the_live_start(tmp_path: Path) -> None:
     """What the doctor reads is what the start knew: the journal holds all of it."""
-    for name, options in {"ready": {}, "oom": tight(graph_estimate="none"), "arena": {"plan": single_capture()}}.items():
+    for name, options in {
+        "ready": {},
+        "oom": tight(graph_estimate="none"),
+        "arena": {"plan": single_capture()},
+    }.items():
         boot, engine = counting_start(journal=tmp_path / name, progress=False, **options)
         try:
             boot.run(engine)

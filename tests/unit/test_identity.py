@@ -61,7 +61,8 @@ def test_export_tells_children(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("0", 0), ("12", 12), ("", None), ("-1", None), ("²", None), ("1.0", None), ("9" * 50, None)]
+    ("value", "expected"),
+    [("0", 0), ("12", 12), ("", None), ("-1", None), ("²", None), ("1.0", None), ("9" * 50, None)],
 )
 def test_a_rank_is_a_plain_number(value: str, expected: int | None) -> None:
     """Anything else is no rank, and no exception."""
@@ -142,7 +143,11 @@ def test_no_secret_reaches_a_journal(tmp_path: Any, monkeypatch: pytest.MonkeyPa
     """Settings, notes and the environment of a real start: only what may be known is in the file."""
     monkeypatch.setenv("HF_TOKEN", "s3cret-environment")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    settings = {"hf_token": "s3cret-knob", "engine_args": _Arguments(hf_token="s3cret-field"), "max_num_batched_tokens": 9}
+    settings = {
+        "hf_token": "s3cret-knob",
+        "engine_args": _Arguments(hf_token="s3cret-field"),
+        "max_num_batched_tokens": 9,
+    }
     boot, engine = counting_start(journal=tmp_path, settings=settings)
     with boot.state("init_device") as step:
         step.note(api_key="s3cret-note", extra=[{"password": "s3cret-list"}])

@@ -233,7 +233,17 @@ JSON = st.recursive(
 PARTS = st.sampled_from(["name", "source", "target", "policy", "bound", "causes", "summary", "deadline_s"])
 
 
-@given(JSON | st.fixed_dictionaries({"name": JSON, "states": JSON | st.lists(st.dictionaries(PARTS, JSON), max_size=3), "edges": JSON | st.lists(st.dictionaries(PARTS, JSON), max_size=3)}, optional={"is_free": JSON}))
+@given(
+    JSON
+    | st.fixed_dictionaries(
+        {
+            "name": JSON,
+            "states": JSON | st.lists(st.dictionaries(PARTS, JSON), max_size=3),
+            "edges": JSON | st.lists(st.dictionaries(PARTS, JSON), max_size=3),
+        },
+        optional={"is_free": JSON},
+    )
+)
 def test_no_data_raises_anything_but_plan_errors(data: Any) -> None:
     """From any JSON at all comes a plan that can be drawn and walked, or a PlanError."""
     try:

@@ -74,7 +74,7 @@ def test_a_list_in_an_attribute_is_named_with_its_index() -> None:
     """The way goes on through containers."""
     module = Module()
     module.caches = [None, None]  # type: ignore[attr-defined]
-    path, kind = found_by(put(module, lambda fresh: module.caches.append(fresh)))  # type: ignore[attr-defined]
+    path, kind = found_by(put(module, module.caches.append))  # type: ignore[attr-defined]
     assert path.endswith("Module.caches[2]")
     assert kind == "attribute"
 
@@ -331,7 +331,7 @@ def test_objects_with_a_hostile_getattr_are_not_asked() -> None:
 
 
 def test_without_torch_nothing_can_hold_a_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is looked up, never imported."""
+    """Torch is looked up, never imported."""
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "torch")
     assert list(probes.tensors()) == []
