@@ -43,18 +43,6 @@ PARTS: tuple[type[Any], ...] = (
     events.BudgetTerm,
 )
 
-#: Fields that mean the same wherever they stand, for classes that do not explain them.
-COMMON: dict[str, str] = {
-    "state": "Which state.",
-    "visit": "Which visit of that state, from 1.",
-    "part": "Which part of that state.",
-    "duration_ns": "How long it took.",
-    "cpu_ns": "Processor time of the process meanwhile.",
-    "bookkeeping_ns": "The package's own part: writing events.",
-    "syncing_ns": "The package's own part: waiting for the disk.",
-    "measuring_ns": "The package's own part: snapshots and settling.",
-}
-
 
 def meanings(cls: type[Any]) -> tuple[str, dict[str, str]]:
     """What the docstring says: the text before ``Attributes:``, and one text for each field that it explains."""
@@ -98,7 +86,6 @@ def default_of(field: attrs.Attribute[Any]) -> str:
 def table(cls: type[Any], *, leave_out: frozenset[str] = frozenset()) -> str:
     """The fields of one class as a table."""
     _, texts = meanings(cls)
-    texts = COMMON | texts
     rows = [
         f"| `{field.name}` | {kind_of_value(field.type)} | {default_of(field)} | {prose(texts.get(field.name, ''))} |"
         for field in attrs.fields(cls)

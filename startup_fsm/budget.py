@@ -12,10 +12,11 @@ graphs are dropped, not what goes away when they are captured: the one-time part
 from __future__ import annotations
 
 import math
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import attrs
 
+from startup_fsm.estimators import Method
 from startup_fsm.events import BudgetComputed, BudgetTerm
 from startup_fsm.memory import MIB
 
@@ -35,6 +36,8 @@ class Knobs:
         graph_estimate: ``measure`` takes what the throwaway capture gave back, ``none`` reserves nothing, a number
             reserves that many bytes.
         graph_share: Share of the measured estimate that is reserved; below 1 is a gamble.
+        graph_method: How the estimate goes on from the sizes that were captured; ``all`` captures every size.
+        graph_sample: How many of the largest sizes are captured for it; None for as many as the method needs.
         retries: How often a start may go back and size a smaller KV cache.
         allow_eager: Whether a start may go on without graphs when they cannot be captured.
         arena_bytes: Address space for the KV cache where the plan reserves it; None for the requested bytes.
@@ -45,6 +48,8 @@ class Knobs:
     kv_cache_memory_bytes: int | None = None
     graph_estimate: Literal["measure", "none"] | int = "measure"
     graph_share: float = 1.0
+    graph_method: Method = "all"
+    graph_sample: int | None = None
     retries: int = 0
     allow_eager: bool = False
     arena_bytes: int | None = None
@@ -58,9 +63,22 @@ class Knobs:
             if value is not None and value <= 0:
                 msg = f"{name}: {value} is not a positive number of bytes"
                 raise ValueError(msg)
+        if self.graph_method not in get_args(Method):
+            msg = f"graph_method: {self.graph_method!r} is none of {', '.join(get_args(Method))}"
+            raise ValueError(msg)
+        if self.graph_sample is not None and self.graph_sample < 1:
+            msg = f"graph_sample: {self.graph_sample} sizes are none to learn from"
+            raise ValueError(msg)
         if isinstance(self.graph_estimate, int) and self.graph_estimate < 0:
             msg = f"graph_estimate: {self.graph_estimate} is negative"
             raise ValueError(msg)
+
+    @property
+    def sample(self) -> int | None:
+        """Sizes to capture for the estimate; None for all."""
+        if self.graph_method == "all":
+            return None
+        return self.graph_sample or (1 if self.graph_method == "first_plus_outputs" else 2)
 
     def requested(self, total: int) -> int:
         """Bytes asked for on a device of ``total`` bytes."""
@@ -73,6 +91,8 @@ class Knobs:
             settings["graph_estimate"] = self.graph_estimate
         if self.graph_share != 1:
             settings["graph_share"] = self.graph_share
+        if self.graph_method != "all":
+            settings |= {"graph_method": self.graph_method, "graph_sample": self.sample}
         for name in ("requested_bytes", "kv_cache_memory_bytes", "arena_bytes"):
             if (value := getattr(self, name)) is not None:
                 settings[name] = value

@@ -296,5 +296,6 @@ _SAID: Final = {
     "host_oom": ("host.out_of_memory", "host memory ran out"),
     "peer": ("ranks.peer_failed", "another rank failed"),
     "signal": ("run.ended_by_signal", "a signal ended the start"),
+    "unsupported": ("state.raised", "virtual memory is not supported"),
     "restart": ("teardown.pool_held", "the allocator could not be repaired"),
 }

@@ -286,6 +286,8 @@ class Course:
         for kind, name in _OURS:
             if isinstance(error, kind):
                 return name
+        if isinstance(error, NotImplementedError) and self.history.state == "reserve_kv":
+            return "unsupported"
         return self.device.category(error) or ("host_oom" if isinstance(error, MemoryError) else "raised")
 
 

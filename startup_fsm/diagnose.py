@@ -16,7 +16,7 @@ from startup_fsm.advice import advise
 from startup_fsm.causes import budget_before, causes, last_oom, request_that_fits
 from startup_fsm.checks.readings import graphs_actual, used_peak
 from startup_fsm.events import StateFailed
-from startup_fsm.findings import SEVERITIES, Advice, Finding
+from startup_fsm.findings import SEVERITIES, Advice, Finding, Severity
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot, accounts
 from startup_fsm.verdict import SOURCES, Outcome, RankedFinding, Verdict
@@ -172,11 +172,16 @@ def _findings(source: Source, result: Outcome) -> list[Finding]:
     for visit in (*run.visits[-1:], *run.visits[:-1]):
         for finding in causes(visit, run):
             recovered = result == "ready" or visit is not run.current
-            found.append(attrs.evolve(finding, severity="warning") if recovered else finding)
+            found.append(attrs.evolve(finding, severity=_recovered(visit)) if recovered else finding)
     for seq, judged in run.checks:
         # Of a state that was tried again only what failed it counts.
         found += [attrs.evolve(each, evidence=each.evidence or (seq,)) for each in judged.findings]
     return found + _endings(source, result) + _troubles(source, result)
+
+
+def _recovered(visit: Visit) -> Severity:
+    """A failure that the plan had an answer to may come again; what a device cannot do is no fault at all."""
+    return "note" if visit.failed is not None and visit.failed.category == "unsupported" else "warning"
 
 
 def _endings(source: Source, result: Outcome) -> list[Finding]:

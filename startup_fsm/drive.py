@@ -16,7 +16,7 @@ from startup_fsm.engine import Engine, LongestRequest
 from startup_fsm.errors import PlanError, RestartRequired
 from startup_fsm.events import BudgetComputed
 from startup_fsm.measurement import Measurement
-from startup_fsm.plan import Edge, Plan
+from startup_fsm.plan import WITHOUT_ARENA, Edge, Plan
 from startup_fsm.states import FAILED, READY
 from startup_fsm.step import LiveStep
 
@@ -68,13 +68,15 @@ class _Drive:
         self._sizes = sorted({int(size) for size in engine.capture_sizes()}, reverse=True)
         self._without_graphs = False
         self._budget: BudgetComputed | None = None
-        self._measurement.to_capture = len(self._sizes)
+        self._measurement.sizes = tuple(self._sizes)
+        self._measurement.method = boot.knobs.graph_method
+        self._without_arena = False
         self._bodies: dict[str, Callable[[LiveStep], None]] = {
             "init_device": self._init_device,
             "load_weights": self._load_weights,
             "profile_activations": engine.profile_activations,
             "bootstrap_kv": self._bootstrap_kv,
-            "capture_throwaway": self._capture,
+            "capture_throwaway": self._capture_some,
             "recover_allocator": self._recover,
             "teardown": self._tear_down,
             "reserve_kv": self._reserve_kv,
@@ -122,9 +124,9 @@ class _Drive:
                 if chosen is None or chosen.target == FAILED:
                     self._boot.fail(f"{type(error).__name__} in {state}")
                     raise
-                self._without_graphs |= chosen.source == "capture_throwaway" or self._is_single_capture(chosen.source)
-                # The traceback holds the frames of the failed body, and they hold its tensors.
-                error.__traceback__ = None
+                self._without_arena |= chosen.name == WITHOUT_ARENA
+                self._without_graphs |= chosen.source == "capture_throwaway" or self._captures_once(chosen.source)
+                _forget_frames(error)
                 state, edge = chosen.target, chosen.name
                 continue
             following = self._following(state)
@@ -137,7 +139,8 @@ class _Drive:
             raise PlanError(text, hint="let it pass through size_kv")
         return self._budget
 
-    def _is_single_capture(self, source: str) -> bool:
+    def _captures_once(self, source: str) -> bool:
+        """Whether a capture that failed there is not tried again with a smaller KV cache: it came before sizing."""
         return source == "capture_graphs" and self._boot.plan.state("reserve_kv") is not None
 
     def _following(self, state: str) -> tuple[str, str] | None:
@@ -146,6 +149,8 @@ class _Drive:
         edge = plan.onward(state)
         if self._without_graphs and edge is not None and edge.target == "capture_graphs":
             edge = next((each for each in plan.edges_from(state) if each.policy == "degrade"), edge)
+        if self._without_arena:
+            edge = plan.edge(state, WITHOUT_ARENA) or edge
         if edge is None:
             raise PlanError(f"plan {plan.name!r}: {state!r} ended well and has no edge to go on")
         return None if edge.target == READY else (edge.target, edge.name)
@@ -182,11 +187,15 @@ class _Drive:
         step.note(blocks=blocks, largest_size=self._sizes[0] if self._sizes else 0)
         self._engine.allocate_kv(step, blocks)
 
-    def _capture(self, step: LiveStep) -> None:
+    def _capture_some(self, step: LiveStep) -> None:
+        self._capture(step, self._boot.knobs.sample)
+
+    def _capture(self, step: LiveStep, most: int | None = None) -> None:
         # Largest first: later graphs then fit into what the first one left free.
-        for done, size in enumerate(self._sizes, 1):
+        sizes = self._sizes[:most]
+        for done, size in enumerate(sizes, 1):
             self._engine.capture(step, size)
-            step.progress(done, len(self._sizes), "graphs")
+            step.progress(done, len(sizes), "graphs")
 
     def _recover(self, step: LiveStep) -> None:
         self._engine.release_graphs()
@@ -246,3 +255,13 @@ class _Drive:
     def _verify(self, step: LiveStep) -> None:
         self._addresses(step)
         self._engine.verify(step)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Tracebacks hold the frames of the failed body, and those hold its tensors; so do those of what came before."""
+    seen: set[int] = set()
+    following: BaseException | None = error
+    while following is not None and id(following) not in seen:
+        seen.add(id(following))
+        following.__traceback__ = None
+        following = following.__cause__ or following.__context__

@@ -21,6 +21,8 @@ Method = Literal["all", "first_plus_outputs", "size_proportional", "linear"]
 
 #: vLLM takes at least this much for a graph.
 _LEAST_A_GRAPH: Final = MIB
+#: The driver moves in pages; what one graph takes cannot be told from one capture.
+_PAGE: Final = 2 * MIB
 
 
 @attrs.frozen(kw_only=True)
@@ -97,30 +99,35 @@ def pool_bytes(method: Method, seen: Sequence[Captured], sizes: Sequence[int]) -
     return RULES[method](seen, sizes)
 
 
-def total(method: Method, seen: Sequence[Captured], sizes: Sequence[int], recurring: int) -> int:
+def total(method: Method, seen: Sequence[Captured], sizes: Sequence[int], returned: int) -> int:
     """
-    All that comes back when all graphs go, from what came back of those that were seen.
+    All that the graphs of ``sizes`` will take beyond what has stayed since ``seen`` were captured.
 
-    The driver's part that came back (``recurring`` less what the pool held) goes by the number of graphs.
+    What came back beyond the pool (a workspace of the capture stream) comes once. The driver keeps what graphs took
+    from it and uses it again, so only graphs that were not captured yet take more, each as much as the later ones did.
     """
     if len(seen) >= len(sizes):
-        return recurring
-    held = sum(each.pool for each in seen)
-    driver = max(0, recurring - held)
+        return returned
     if method == "linear":
         # Its own definition counts the driver's part with each graph.
         return linear(seen, sizes)
-    return pool_bytes(method, seen, sizes) + driver * len(sizes) // len(seen)
+    once = max(0, returned - sum(each.pool for each in seen))
+    return pool_bytes(method, seen, sizes) + once + _driver_bytes(seen) * (len(sizes) - len(seen))
 
 
-def every_rule(seen: Sequence[Captured], sizes: Sequence[int], recurring: int) -> dict[str, int]:
-    """What each rule would have said from the first one or two graphs, beside all of them."""
-    said: dict[str, int] = {"all": recurring}
+def _driver_bytes(seen: Sequence[Captured]) -> int:
+    """Of one more graph; the first also loads code, so it does not count."""
+    later = [max(0, each.outside) for each in seen[1:]]
+    return sum(later) // len(later) if later else _PAGE
+
+
+def every_rule(seen: Sequence[Captured], sizes: Sequence[int], actual: int) -> dict[str, int]:
+    """What each rule says of the pool from the first one or two graphs; what is no pool is as it was."""
+    said: dict[str, int] = {"all": actual}
     if not seen:
         return said
-    held = max(1, sum(each.pool for each in seen))
-    driver = max(0, recurring - held)
+    beside = max(0, actual - sum(each.pool for each in seen))
     for method, rule in RULES.items():
         few = seen[: 1 if method == "first_plus_outputs" else 2]
-        said[method] = rule(few, sizes) + (0 if method == "linear" else driver)
+        said[method] = rule(few, sizes) + (0 if method == "linear" else beside)
     return said

@@ -15,9 +15,9 @@ from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.budget import Knobs
 from startup_fsm.diagnose import Source, diagnose
 from startup_fsm.engine import Engine
-from startup_fsm.errors import EngineImportError, PlanError, StartupError
+from startup_fsm.errors import EngineImportError, StartupError
 from startup_fsm.fold import RunState
-from startup_fsm.plan import PLANS, Plan
+from startup_fsm.plan import driven
 from startup_fsm.signals import signals_recorded
 from startup_fsm.verdict import Verdict
 
@@ -144,7 +144,8 @@ def bootstrap_for(
         if given:
             chosen["knobs"] = _with(chosen.get("knobs") or Knobs(), given)
         if plan is not None:
-            chosen["plan"] = plan_named(plan, chosen.get("knobs") or Knobs())
+            kept = chosen.get("knobs") or Knobs()
+            chosen["plan"] = driven(plan, retries=kept.retries, allow_eager=kept.allow_eager)
         return Bootstrap(**chosen)
     except StartupError:
         raise
@@ -159,30 +160,15 @@ def _with(knobs: Knobs, given: Mapping[str, Any]) -> Knobs:
         raise StartupError(str(error), hint="startup-fsm run --help") from None
 
 
-def plan_named(name: str, knobs: Knobs) -> Plan:
-    """
-    A plan that an engine can be driven through, with the retries of these knobs.
-
-    Raises:
-        PlanError: There is none of that name.
-    """
-    driven = [each for each in PLANS if each != "observed"]
-    if name not in driven:
-        raise PlanError(f"plan: {name!r} is none of {', '.join(driven)}", hint="startup-fsm plan lists them")
-    if name == "eager":
-        return PLANS[name](retries=knobs.retries)
-    return PLANS[name](retries=knobs.retries, allow_eager=knobs.allow_eager)
-
-
 def check_device(name: str | None) -> None:
     """
-    Refuse a device that this version does not have.
+    Refuse a device that does not exist.
 
     Raises:
         StartupError: It has none of that name.
     """
-    if name not in (None, "auto", "sim"):
-        raise StartupError(f"device: {name!r} is none of auto, sim", hint="--device sim needs no GPU")
+    if name not in (None, "auto", "sim", "cuda"):
+        raise StartupError(f"device: {name!r} is none of auto, sim, cuda", hint="--device sim needs no GPU")
 
 
 def estimate_from(text: str | None) -> str | int | None:
@@ -230,7 +216,7 @@ def demonstration(**given: Any) -> Demonstration:
     except ModuleNotFoundError as error:
         text = f"the reference engine needs {error.name}, which is not installed"
         raise StartupError(text, hint="pip install 'startup-fsm[torch]'") from error
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         text, _, hint = str(error).partition("\nhint: ")
         raise StartupError(text, hint=hint or "startup-fsm demo --help") from error
 

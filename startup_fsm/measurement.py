@@ -12,9 +12,11 @@ meanwhile is then nobody's graph.
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
-from startup_fsm import budget, probes
+from startup_fsm import budget, estimators, probes
 from startup_fsm.devices.base import Arena, Device, Settled
 from startup_fsm.engine import Pool
 from startup_fsm.events import (
@@ -36,6 +38,10 @@ PURPOSES = {
     "allocate_kv": "kv",
     "capture_graphs": "graphs",
 }
+#: The driver moves in 2 MiB pages and there are two readings.
+_ERROR_OF_ALL: Final = 4 * MIB
+#: What the better rules were off by over 27 workloads, most of the time.
+_ERROR_OF_SOME: Final = 64 * MIB
 _GRAPHS = ("throwaway_graphs", "graphs")
 _KV = ("profiling_kv", "kv")
 
@@ -56,7 +62,9 @@ class Measurement:
         shortfall: What a failed try of this start lacked, in bytes.
         learned_graphs: What the graphs turned out to take in a failed try, in bytes.
         has_real_graphs: From the first real capture on nothing clears workspaces: they are baked into the graphs.
-        captured, to_capture: Graphs captured since the last teardown, and how many there will be.
+        captured: Graphs captured since the last teardown.
+        sizes: All sizes that will have a graph, largest first; empty where nobody said.
+        method: How an estimate goes on from the sizes that were captured.
         arena: The KV arena, where the plan has one.
         prefix_blocks: KV blocks that are mapped before capture.
         workspaces: Bytes of persistent workspaces that the engine named.
@@ -73,7 +81,8 @@ class Measurement:
     learned_graphs: int = 0
     has_real_graphs: bool = False
     captured: int = 0
-    to_capture: int = 0
+    sizes: tuple[int, ...] = ()
+    method: estimators.Method = "all"
     arena: Arena | None = None
     prefix_blocks: int = 1
     workspaces: dict[str, int] = attrs.field(factory=dict)
@@ -132,7 +141,8 @@ class Measurement:
         elif state == "teardown":
             self.tear_down(state, visit)
         elif state == "capture_graphs" and "graphs" in self.pools:
-            self.settle(state, visit, "F3", clear_workspaces=False)
+            settled = self.settle(state, visit, "F3", clear_workspaces=False)
+            self._compare(settled.own_bytes - self.readings["enter"].own_bytes, state, visit)
 
     def tear_down(self, state: str, visit: int) -> None:
         """Release graphs, then KV, each with its proof; and make the estimate where the readings allow it."""
@@ -214,19 +224,21 @@ class Measurement:
 
     def _estimate(self, graphs_alive: Snapshot, after_graphs: Snapshot, after_kv: Snapshot, state: str) -> None:
         baseline = self.readings.get("F0")
-        recurring = graphs_alive.own_bytes - after_graphs.own_bytes
-        self.recurring = recurring
+        returned = graphs_alive.own_bytes - after_graphs.own_bytes
+        seen = self._captures("capture_throwaway")
+        sizes = self.sizes or tuple(each.size for each in seen)
+        is_whole = len(seen) >= len(sizes)
+        self.recurring = estimators.total(self.method, seen, sizes, returned)
         self.recorder.record(
             EstimateMade(
                 estimate="graphs",
-                method="release",
-                recurring_bytes=recurring,
+                method="release" if is_whole else self.method,
+                recurring_bytes=self.recurring,
                 one_time_bytes=0 if baseline is None else after_kv.own_bytes - baseline.own_bytes,
                 kv_bytes=after_graphs.own_bytes - after_kv.own_bytes,
-                seen=self.captured,
-                of=max(self.to_capture, self.captured),
-                # The driver moves in 2 MiB pages and there are two readings.
-                error_bytes=4 * MIB,
+                seen=len(seen),
+                of=len(sizes),
+                error_bytes=_ERROR_OF_ALL if is_whole else _ERROR_OF_SOME,
                 readings={
                     label: self.readings[label].own_bytes
                     for label in ("F0", "F1", "F1b", "F2")
@@ -235,6 +247,20 @@ class Measurement:
                 state=state,
             )
         )
+
+    def _captures(self, state: str) -> tuple[estimators.Captured, ...]:
+        visit = self.recorder.state.last(state)
+        return () if visit is None else estimators.captured([event for _, event in visit.captures])
+
+    def _compare(self, actual: int, state: str, visit: int) -> None:
+        """How far off the estimate was, and what the other rules would have said from the same first graphs."""
+        seen = self._captures(state)
+        if not seen:
+            return
+        said = estimators.every_rule(seen, [each.size for each in seen], actual)
+        result: dict[str, int | None] = {"actual_bytes": actual, "estimated_bytes": self.recurring}
+        result |= {f"{rule}_bytes": value for rule, value in said.items() if rule != "all"}
+        self.recorder.record(ProbeRecorded(probe="estimators", state=state, visit=visit, result=result))
 
     def graphs_to_reserve(self, knobs: budget.Knobs, state: str) -> tuple[int, str]:
         """Bytes to take off for graphs that are still to come, and where that number is from; a decision says why."""
@@ -247,7 +273,8 @@ class Measurement:
         elif knobs.graph_estimate == "none":
             source = "knob: none"
         elif measured is not None:
-            chosen, source = int(measured * knobs.graph_share), "measured by release"
+            source = "measured by release" if self.method == "all" else f"from a few sizes by {self.method}"
+            chosen = int(measured * knobs.graph_share)
         learned = self.learned_graphs
         if learned > chosen:
             chosen, source = learned, "a failed try"

@@ -44,7 +44,13 @@ class PoolUsage:
 
 @attrs.frozen(kw_only=True)
 class Tenant:
-    """Another process on the device: a stable label and its bytes, None where the driver does not tell."""
+    """
+    Another process on the device.
+
+    Attributes:
+        label: A stable name for it, such as its process number.
+        bytes: What it holds; None where the driver does not tell.
+    """
 
     label: str
     bytes: int | None = None
@@ -61,7 +67,8 @@ class Snapshot:
         process_bytes: This process on the device, by NVML or by the simulator.
         allocated_bytes, requested_bytes, reserved_bytes: The caching allocator now.
         allocated_peak_bytes, reserved_peak_bytes: Its peaks since they were last reset.
-        retries, ooms: Its counters.
+        retries: How often the allocator emptied its cache and tried again.
+        ooms: How often memory ran out.
         pools: Bytes by pool; the default pool is one.
         arena_mapped_bytes, arena_reserved_bytes: KV memory held as virtual memory outside the allocator.
         host_rss_bytes, host_pinned_bytes, host_shared_bytes, cgroup_limit_bytes: The host side.

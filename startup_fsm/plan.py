@@ -22,6 +22,9 @@ from startup_fsm.states import ENDS, FAILED, READY, VOCABULARY, State
 Policy = Literal["advance", "degrade", "recover", "fail"]
 
 _POLICIES: Final = get_args(Policy)
+#: Edges of a start that wanted virtual memory and goes on without it.
+WITHOUT_ARENA: Final = "without_arena"
+
 _RESERVED: Final = frozenset({"state", "trigger", "model", "initial"})
 _RESERVED_PREFIXES: Final = ("_", "is_", "may_", "to_", "on_")
 
@@ -318,6 +321,8 @@ def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
     """
     Capture once against a KV range of which only a prefix is mapped; size and map the rest afterwards.
 
+    Where the device has no virtual memory the start goes on as :func:`throwaway` does, by the edges ``without_arena``.
+
     Args:
         retries: As for :func:`throwaway`; here the arena is given back and the start begins again at reserving it.
         allow_eager: Whether a start whose capture failed may go on without graphs.
@@ -327,8 +332,8 @@ def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
         "verify",
     ]  # fmt: skip
     states, edges = _line(names)
-    states.append(State.named("recover_allocator"))
-    states.append(State.named("teardown"))
+    others = ("bootstrap_kv", "capture_throwaway", "recover_allocator", "teardown", "allocate_kv")
+    states += [State.named(name) for name in others]
     eager = 1 if allow_eager else 0
     edges += [
         Edge("recover", "capture_graphs", "recover_allocator", "recover", eager, ("oom", "capture")),
@@ -336,6 +341,17 @@ def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
         Edge("shrink", "commit_kv", "teardown", "recover", retries, ("oom",)),
         Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
         Edge("advance", "teardown", "reserve_kv"),
+        Edge(WITHOUT_ARENA, "reserve_kv", "bootstrap_kv", "recover", 1, ("unsupported",)),
+        Edge("advance", "bootstrap_kv", "capture_throwaway"),
+        Edge("advance", "capture_throwaway", "teardown"),
+        Edge("recover", "capture_throwaway", "recover_allocator", "recover", eager, ("oom", "capture")),
+        Edge(WITHOUT_ARENA, "recover_allocator", "teardown", "degrade"),
+        Edge(WITHOUT_ARENA, "teardown", "size_kv", "degrade"),
+        Edge(WITHOUT_ARENA, "size_kv", "allocate_kv", "degrade"),
+        Edge("advance", "allocate_kv", "capture_graphs"),
+        Edge("without_graphs", "allocate_kv", "verify", "degrade", eager),
+        Edge("shrink", "allocate_kv", "teardown", "recover", retries, ("oom",)),
+        Edge(WITHOUT_ARENA, "capture_graphs", "verify", "degrade"),
     ]
     return Plan("single_capture", states, edges + _failures(states))
 
@@ -365,3 +381,17 @@ PLANS: Final[Mapping[str, Callable[..., Plan]]] = {
     "eager": eager,
     "observed": observed,
 }
+
+
+def driven(name: str, *, retries: int = 0, allow_eager: bool = False) -> Plan:
+    """
+    A shipped plan that an engine can be driven through, by name.
+
+    Raises:
+        PlanError: There is none of that name.
+    """
+    names = [each for each in PLANS if each != "observed"]
+    if name not in names:
+        raise PlanError(f"plan: {name!r} is none of {', '.join(names)}", hint="startup-fsm plan lists them")
+    options = {"retries": retries} if name == "eager" else {"retries": retries, "allow_eager": allow_eager}
+    return PLANS[name](**options)

@@ -19,6 +19,7 @@ def counting_start(
     A start that is ready to run: an engine that only counts bytes, on a device of ``total_bytes`` bytes.
 
     Args:
+        total_bytes: Capacity of the device.
         engine: Attributes of :class:`startup_fsm.engines.counting.CountingEngine`.
         options: Of :class:`startup_fsm.Bootstrap`; the journal is kept in memory unless they say otherwise.
     """

@@ -124,15 +124,8 @@ class Comparison:
     @property
     def first_difference(self) -> tuple[int, Segment | None, Segment | None] | None:
         """Position, recorded and modelled, where they part; None where they do not."""
-        if self.is_equal:
-            return None
-        longest = max(len(self.recorded), len(self.modelled))
-        for place in range(longest):
-            one = self.recorded[place] if place < len(self.recorded) else None
-            two = self.modelled[place] if place < len(self.modelled) else None
-            if one != two:
-                return place, one, two
-        return None
+        pairs = itertools.zip_longest(self.recorded, self.modelled)
+        return next(((place, one, two) for place, (one, two) in enumerate(pairs) if one != two), None)
 
 
 def compare(history: History) -> Comparison:
@@ -142,17 +135,23 @@ def compare(history: History) -> Comparison:
     The model is told only what was allocated, freed and called; new segments get the addresses that were recorded, as
     long as the two agree, so that best fit among equal blocks decides by the same addresses.
     """
-    recorded, modelled = history.segments, list[TraceEntry]()
+    recorded, modelled = history.segments, list[Segment]()
     # What the model takes beyond what was recorded lies at addresses that no device has.
     elsewhere = itertools.count(1 << 60, 1 << 40)
+    agreed = True
+
+    def seen(entry: TraceEntry) -> None:
+        nonlocal agreed
+        for segment in _segments([entry]):
+            agreed = agreed and recorded[len(modelled) : len(modelled) + 1] == (segment,)
+            modelled.append(segment)
 
     def place(nbytes: int) -> int:
-        taken = _segments(modelled)
-        expected = recorded[len(taken)] if taken == recorded[: len(taken)] and len(taken) < len(recorded) else None
+        expected = recorded[len(modelled)] if agreed and len(modelled) < len(recorded) else None
         is_expected = expected is not None and (expected.action, expected.size) == ("segment_alloc", nbytes)
         return expected.addr if expected is not None and is_expected else next(elsewhere)
 
-    allocator = Allocator(DeviceMemory(history.total_bytes), trace=modelled.append, place=place)
+    allocator = Allocator(DeviceMemory(history.total_bytes), trace=seen, place=place)
     where: dict[int, int] = {}
     moved = unknown = 0
     for entry, following, calls in _steps(history):
@@ -172,7 +171,7 @@ def compare(history: History) -> Comparison:
                 # Not completed at once: another stream used it.
                 allocator.record_stream(address, entry.stream + 1)
             allocator.free(address)
-    return Comparison(recorded=recorded, modelled=_segments(modelled), moved=moved, unknown=unknown)
+    return Comparison(recorded=recorded, modelled=tuple(modelled), moved=moved, unknown=unknown)
 
 
 def _segments(entries: Sequence[TraceEntry]) -> tuple[Segment, ...]:

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 import attrs
 
 from startup_fsm.budget import Knobs
+from startup_fsm.devices.base import Device
 from startup_fsm.devices.costs import Costs
 from startup_fsm.engines.faults import FAULTS, Fault
 from startup_fsm.engines.reference.shapes import Shape, named
 from startup_fsm.memory import GIB, MIB
-from startup_fsm.plan import PLANS, Plan
+from startup_fsm.plan import Plan, driven
 
 if TYPE_CHECKING:
     from startup_fsm.devices.following import FollowingDevice
@@ -48,6 +49,8 @@ _KNOBS: Final = (
     "kv_cache_memory_bytes",
     "graph_estimate",
     "graph_share",
+    "graph_method",
+    "graph_sample",
     "retries",
     "allow_eager",
 )
@@ -61,7 +64,7 @@ class Demonstration:
 
     Attributes:
         engine: The reference engine.
-        device: A simulated device; its ``total_bytes`` are in its name.
+        device: Simulated, with its capacity in its name, or the card.
         knobs: What the user may set about memory.
         plan: With the deadlines that belong to it.
         hooks: Hooks of this start.
@@ -69,7 +72,7 @@ class Demonstration:
     """
 
     engine: ReferenceEngine
-    device: FollowingDevice
+    device: Device
     knobs: Knobs
     plan: Plan
     hooks: tuple[object, ...] = ()
@@ -81,6 +84,7 @@ def assemble(
     shape: str | Shape | None = None,
     checkpoint: str | Path | None = None,
     fake: bool | None = None,
+    device: str | None = None,
     plan: str | None = None,
     total: int | None = None,
     capture_sizes: Sequence[int] | None = None,
@@ -99,6 +103,7 @@ def assemble(
         shape: A name or a shape; default ``tiny``.
         checkpoint: Folder of a Hugging Face checkpoint, which says the shape itself.
         fake: Tensors without values. Default: for a shape too large to be computed here, unless a checkpoint is given.
+        device: ``sim``, ``cuda``, or ``auto`` for CUDA where torch sees one and nothing asks for the simulation.
         plan: Name of a plan.
         total: Capacity of the device in bytes.
         capture_sizes: Rows that get a graph.
@@ -130,19 +135,56 @@ def assemble(
     scene = chosen.scene(chance) | {name: value for name, value in scene.items() if value is not None}
     folder = None if scene.get("checkpoint") is None else Path(scene["checkpoint"])
     options = _options(scene, folder)
-    is_fake = _is_fake(scene, options.shape)
     knobs = Knobs(**{name: scene[name] for name in _KNOBS if name in scene})
-    device = _device(scene, options.shape, fake=is_fake)
+    if _on_cuda(device, scene, fault):
+        return _on_card(scene, folder, knobs)
+    is_fake = _is_fake(scene, options.shape)
+    simulated = _device(scene, options.shape, fake=is_fake)
     demonstration = Demonstration(
-        engine=chosen.engine(options, device, chance),
-        device=device,
+        engine=chosen.engine(options, simulated, chance),
+        device=simulated,
         knobs=knobs,
-        plan=_plan(str(scene.get("plan", "throwaway")), knobs).with_deadlines(chosen.deadlines),
+        plan=driven(
+            str(scene.get("plan", "throwaway")), retries=knobs.retries, allow_eager=knobs.allow_eager
+        ).with_deadlines(chosen.deadlines),
         hooks=chosen.hooks(),
         fake=is_fake,
     )
-    _quicken(device, options.shape)
+    _quicken(simulated, options.shape)
     return demonstration
+
+
+def _on_cuda(device: str | None, scene: dict[str, Any], fault: str | None) -> bool:
+    """Whether the card is meant: asked for, or at hand with nothing that only a simulation has."""
+    simulated = [name for name in ("total", "neighbours") if name in scene] + (["fake"] if scene.get("fake") else [])
+    if device == "cuda":
+        if fault is not None or simulated:
+            what = "a fault" if fault is not None else simulated[0]
+            msg = f"device: {what} is for a simulated device\nhint: --device sim"
+            raise ValueError(msg)
+        return True
+    if device == "sim" or fault is not None or simulated:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _on_card(scene: dict[str, Any], folder: Path | None, knobs: Knobs) -> Demonstration:
+    from startup_fsm.devices.cuda import CudaDevice
+    from startup_fsm.engines.reference.engine import ReferenceEngine
+
+    # On a card everything is computed, at the sizes that a simulation of large shapes has.
+    given = {name: scene.get(name, value) for name, value in _FAKE.items()}
+    if "shape" not in scene and folder is None:
+        given = {name: scene.get(name, value) for name, value in _REAL.items()}
+    options = _options(scene | given | {"fake": False}, folder)
+    plan = driven(str(scene.get("plan", "throwaway")), retries=knobs.retries, allow_eager=knobs.allow_eager)
+    gc.collect()
+    gc.freeze()
+    return Demonstration(
+        engine=ReferenceEngine(options, place="cuda"), device=CudaDevice(), knobs=knobs, plan=plan, fake=False
+    )
 
 
 def _fault(name: str | None) -> Fault:
@@ -189,15 +231,6 @@ def default_total(shape: Shape, *, fake: bool) -> int:
         return -(-(shape.weight_bytes * 5 // 4 + _BESIDE_REAL) // (512 * MIB)) * 512 * MIB
     needed = shape.weight_bytes * 11 // 10 + _BESIDE
     return next((card for card in CARDS if card >= needed), -(-needed * 5 // 4 // GIB) * GIB)
-
-
-def _plan(name: str, knobs: Knobs) -> Plan:
-    if name not in PLANS or name == "observed":
-        msg = f"plan: {name!r} is none of {', '.join(each for each in PLANS if each != 'observed')}"
-        raise ValueError(msg)
-    if name == "eager":
-        return PLANS[name](retries=knobs.retries)
-    return PLANS[name](retries=knobs.retries, allow_eager=knobs.allow_eager)
 
 
 def _quicken(device: FollowingDevice, shape: Shape) -> None:

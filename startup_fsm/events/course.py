@@ -17,8 +17,11 @@ class RunStarted(Event):
 
     Attributes:
         wall_ns: Wall clock at ``t = 0``, ns since the epoch.
-        host, pid, boot_id: Whose clock and process it is.
-        engine, engine_version: What is being started.
+        host: Name of the machine.
+        pid: Process number on it.
+        boot_id: Changes with every boot of the machine; None where the kernel does not tell.
+        engine: Name of what is being started.
+        engine_version: Its version, in its own words.
         device: Name and kind of the device.
         plan: The whole plan as data.
         knobs: Settings by our names; secrets never.
@@ -49,7 +52,14 @@ class RunStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class AttemptStarted(Event):
-    """A new process goes on with a run: which attempt, and why."""
+    """
+    A new process goes on with a run.
+
+    Attributes:
+        attempt: Which attempt of the run this is, from 1.
+        reason: Why there is one more.
+        previous: How the attempt before it ended; None where nobody knows.
+    """
 
     kind: ClassVar[str] = "attempt_started"
 
@@ -80,7 +90,13 @@ class StateEntered(Event):
 
 @attrs.frozen(kw_only=True)
 class PartEntered(Event):
-    """A named part of a state begins."""
+    """
+    A named part of a state begins; it lasts until the next part, or to the end of the state.
+
+    Attributes:
+        state, visit: The open state, and which visit of it, from 1.
+        part: Name of the part, such as ``sampler``.
+    """
 
     kind: ClassVar[str] = "part_entered"
 
@@ -95,6 +111,7 @@ class StateLeft(Event):
     A state ended well.
 
     Attributes:
+        state, visit: The state, and which visit of it, from 1.
         duration_ns: From entry to here, ours included.
         cpu_ns: Processor time of this process meanwhile.
         bookkeeping_ns, syncing_ns, measuring_ns: Our own part: events, fdatasync, snapshots and settling.
@@ -117,11 +134,16 @@ class StateFailed(Event):
     A state ended by an exception.
 
     Attributes:
+        state, visit: The state, and which visit of it, from 1.
+        part: The part that was entered last; None where none was.
         error_type: Qualified name of the exception.
-        category: ``oom``, ``capture``, ``pool``, ``check``, ``budget``, ``hook``, ``host_oom``, ``peer``, ``signal`` or
-            ``raised``.
+        category: ``oom``, ``capture``, ``pool``, ``check``, ``budget``, ``hook``, ``host_oom``, ``peer``, ``signal``,
+            ``restart`` (the allocator could not be repaired), ``unsupported`` (no virtual memory) or ``raised``.
         message: Its text.
         where: Innermost frames, outermost first.
+        duration_ns: From entry to here, ours included.
+        cpu_ns: Processor time of this process meanwhile.
+        bookkeeping_ns, syncing_ns, measuring_ns: Our own part: events, fdatasync, snapshots and settling.
     """
 
     kind: ClassVar[str] = "state_failed"
@@ -142,7 +164,18 @@ class StateFailed(Event):
 
 @attrs.frozen(kw_only=True)
 class RecoveryChosen(Event):
-    """The edge that a failed state takes, and how often it may still be taken."""
+    """
+    The edge of the plan that a failed state takes.
+
+    Attributes:
+        state: The state that failed.
+        edge: Name of the edge, such as ``shrink``.
+        target: The state that it leads to.
+        reason: Category of the failure, and the first line of its message.
+        taken: How often this edge was taken in this attempt, this time included.
+        bound: How often it may be taken in one attempt; None for any number.
+        inputs: What the failed tries taught, by name, in bytes.
+    """
 
     kind: ClassVar[str] = "recovery_chosen"
 
@@ -157,7 +190,16 @@ class RecoveryChosen(Event):
 
 @attrs.frozen(kw_only=True)
 class RunFinished(Event):
-    """The start is over: at ``ready`` or ``failed``, and what recording it cost."""
+    """
+    The start is over.
+
+    Attributes:
+        end: ``ready`` or ``failed``.
+        state: The last state that was entered; None where none was.
+        reason: Why it failed; empty at ``ready``.
+        duration_ns: From the first event of this file to here.
+        bookkeeping_ns, syncing_ns, measuring_ns: Our own part of it: events, fdatasync, snapshots and settling.
+    """
 
     kind: ClassVar[str] = "run_finished"
 

@@ -24,7 +24,8 @@ class EstimateMade(Event):
         kv_bytes: What the profiling KV cache gave back.
         seen, of: How many of how many sizes were captured.
         error_bytes: Half the width of what it may be off by.
-        readings: The free-memory readings it rests on, by name.
+        readings: What it rests on, by label (``F0``, ``F1``, ``F1b``, ``F2``): bytes of this process at each reading.
+        state: The state in which it was made.
     """
 
     kind: ClassVar[str] = "estimate_made"
@@ -43,7 +44,15 @@ class EstimateMade(Event):
 
 @attrs.frozen(kw_only=True)
 class CheckJudged(Event):
-    """A check looked at an edge; no findings means that it held."""
+    """
+    A check looked at an edge.
+
+    Attributes:
+        check: Its name.
+        state, visit: The state that was judged at its end, and which visit of it, from 1.
+        findings: What it found; none means that it held.
+        failed: Whether that fails the state.
+    """
 
     kind: ClassVar[str] = "check_judged"
 
@@ -56,7 +65,14 @@ class CheckJudged(Event):
 
 @attrs.frozen(kw_only=True)
 class BudgetTerm:
-    """One signed term of a budget: name, bytes, and the meter or knob that gave it."""
+    """
+    One signed term of a budget.
+
+    Attributes:
+        term: Its name, such as ``headroom``.
+        bytes: As it is added up: negative for what is taken off.
+        source: The meter or the knob that gave it.
+    """
 
     term: str
     bytes: int
@@ -69,10 +85,12 @@ class BudgetComputed(Event):
     How the KV cache was sized; the terms add up to ``available_bytes``.
 
     Attributes:
+        state, visit: The state that sized, and which visit of it, from 1.
         terms: Each counted once, signed.
         available_bytes: What is left for the KV cache before flooring; negative when nothing is.
         block_bytes, blocks, kv_bytes: ``kv_bytes = blocks * block_bytes <= available_bytes``.
         requested_bytes: The request on the device; the ceiling of everything.
+        total_bytes: The device, as CUDA gives it.
         reachable_bytes: The largest request that the device could honour: used by us, and free.
         needed_bytes: What one longest request takes; None where nobody said.
         missing_bytes: What is short; 0 when it fits.
@@ -96,7 +114,15 @@ class BudgetComputed(Event):
 
 @attrs.frozen(kw_only=True)
 class RanksAgreed(Event):
-    """What all ranks agreed on, every rank's offer, and the rank that decided."""
+    """
+    What all ranks agreed on.
+
+    Attributes:
+        topic: What it is about, such as ``blocks``.
+        agreed: The value that all ranks use.
+        offers: What each rank could have had, by its label.
+        decided_by: Label of the rank whose offer it is; None where all were equal.
+    """
 
     kind: ClassVar[str] = "ranks_agreed"
 
@@ -108,7 +134,15 @@ class RanksAgreed(Event):
 
 @attrs.frozen(kw_only=True)
 class DecisionMade(Event):
-    """Something was chosen or left out, with the reason and the inputs."""
+    """
+    Something was chosen or left out.
+
+    Attributes:
+        decision: What, such as ``reserve_for_graphs`` or ``without_graphs``.
+        reason: Why.
+        state: The state in which it was chosen; None outside every state.
+        inputs: What it was chosen from, by name; bytes where the name says so.
+    """
 
     kind: ClassVar[str] = "decision_made"
 

@@ -17,7 +17,9 @@ class SnapshotTaken(Event):
     Memory at one instant.
 
     Attributes:
+        state, visit: The open state, and which visit of it, from 1.
         label: ``enter``, ``leave``, ``fail``, or a name such as ``F1b``.
+        snapshot: The readings.
     """
 
     kind: ClassVar[str] = "snapshot_taken"
@@ -35,7 +37,9 @@ class ProbeRecorded(Event):
 
     Attributes:
         probe: Its name.
-        inputs, result: Plain data.
+        state, visit: The open state, and which visit of it, from 1.
+        inputs: What it was asked, as plain data.
+        result: What it saw, as plain data.
         cost_ns: What it cost.
         skipped: Why it did not run; None where it did.
     """
@@ -53,7 +57,15 @@ class ProbeRecorded(Event):
 
 @attrs.frozen(kw_only=True)
 class FigureRead(Event):
-    """A figure of the shared list, as the engine said it."""
+    """
+    A figure of the shared list, as the engine said it.
+
+    Attributes:
+        figure: Its name in the list.
+        value: In bytes where its name ends so, else a count or a share.
+        state: The state in which it was said; None where that is not known.
+        unit: How it was printed, such as ``GiB``; None for bytes and counts.
+    """
 
     kind: ClassVar[str] = "figure_read"
 
@@ -65,7 +77,13 @@ class FigureRead(Event):
 
 @attrs.frozen(kw_only=True)
 class NoteAdded(Event):
-    """Facts that exist only inside a state, by name."""
+    """
+    Facts that exist only inside a state.
+
+    Attributes:
+        state, visit: The open state, and which visit of it, from 1.
+        note: Name to plain value; bytes where the name says so. Values whose names say secret are withheld.
+    """
 
     kind: ClassVar[str] = "note_added"
 
@@ -76,7 +94,14 @@ class NoteAdded(Event):
 
 @attrs.frozen(kw_only=True)
 class PoolOpened(Event):
-    """A pool of the allocator was opened."""
+    """
+    A pool of the allocator was opened.
+
+    Attributes:
+        pool: Its identity, such as ``0.3``.
+        purpose: What for, such as ``throwaway_graphs``.
+        state, visit: The open state, and which visit of it, from 1.
+    """
 
     kind: ClassVar[str] = "pool_opened"
 
@@ -92,9 +117,12 @@ class PoolReleased(Event):
     A pool was given up.
 
     Attributes:
+        pool: Its identity, such as ``0.3``.
+        purpose: What it was opened for.
+        state, visit: The open state, and which visit of it, from 1.
         use_count: References just before; 1 proves that no graph holds it. None where nobody tells.
-        held_bytes: What it still held just before.
-        left_bytes: What it still holds just after.
+        held_bytes: Reserved bytes that it still held just before.
+        left_bytes: Reserved bytes that it still holds just after; 0 where all of it came back.
     """
 
     kind: ClassVar[str] = "pool_released"
@@ -110,7 +138,16 @@ class PoolReleased(Event):
 
 @attrs.frozen(kw_only=True)
 class ArenaMapped(Event):
-    """Pages were mapped into (or out of) the KV arena; the totals after it."""
+    """
+    Pages were mapped into (or out of) the KV arena; the totals after it.
+
+    Attributes:
+        base: Address of the range.
+        mapped_bytes: Bytes with memory behind them.
+        reserved_bytes: Size of the range.
+        granule_bytes: Smallest growth, over all sub-ranges together.
+        state, visit: The open state, and which visit of it, from 1.
+    """
 
     kind: ClassVar[str] = "arena_mapped"
 
@@ -128,7 +165,9 @@ class GraphCaptured(Event):
     One graph.
 
     Attributes:
+        state, visit: The open state, and which visit of it, from 1.
         size: Batch size in rows.
+        part: Which set of graphs it belongs to, such as ``draft``; None where there is one set.
         pool: Where its tensors live.
         duration_ns: Warm-up not included.
         pool_delta_bytes: Growth of that pool's reserved bytes.
@@ -157,7 +196,20 @@ class GraphCaptured(Event):
 
 @attrs.frozen(kw_only=True)
 class OomObserved(Event):
-    """Memory ran out: what was asked for, what there was, and the largest live blocks by pool."""
+    """
+    Memory ran out; a figure that the error does not tell is None.
+
+    Attributes:
+        state, visit: The open state, and which visit of it, from 1.
+        part: The part that was entered last; None where none was.
+        tried_bytes: What was asked for at once.
+        free_bytes: What the device had free.
+        allocated_bytes: What torch had given out.
+        reserved_unallocated_bytes: What torch held and had not given out.
+        private_pool_bytes: What torch had given out in private pools, such as those of graphs.
+        message: The text of the error.
+        blocks: The largest live blocks by pool, each with its ``bytes``.
+    """
 
     kind: ClassVar[str] = "oom_observed"
 

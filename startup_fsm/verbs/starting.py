@@ -25,7 +25,7 @@ Factory = Annotated[
     ),
 ]
 PlanName = Annotated[str | None, Parameter(help="throwaway, single_capture or eager.")]
-Device = Annotated[str | None, Parameter(help="sim: a simulated device.")]
+Device = Annotated[str | None, Parameter(help="sim: a simulated device; cuda; auto: the card where there is one.")]
 Runs = Annotated[str, Parameter(help="Directory for journals.")]
 Mirror = Annotated[bool, SWITCH, Parameter(help="Also write events as log lines to stderr.")]
 Shape = Annotated[str | None, Parameter(help="Random weights of a named shape: tiny, 0.5b, 8b, 70b, moe.")]
@@ -74,6 +74,7 @@ def demo(  # noqa: PLR0913 - options of a command line, all by name
         return _faults(json=json)
     launch.check_device(device)
     parts = launch.demonstration(
+        device=device,
         plan="eager" if enforce_eager else plan,
         shape=shape,
         checkpoint=checkpoint,

@@ -287,5 +287,19 @@ def expandable():
     return {"left": left}
 
 
+def neighbour():
+    """Hold 512 MiB until the other end of the pipe is closed."""
+    pipe = globals()["answer"]
+    held = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    pipe.send("held")
+    try:
+        pipe.recv()
+    except EOFError:
+        del held
+
+
 if __name__ == "child":
-    globals()["answer"].send(globals()[globals()["wanted"]]())
+    found = globals()[globals()["wanted"]]()
+    if found is not None:
+        globals()["answer"].send(found)

@@ -39,32 +39,61 @@ def device():
     made.settle(clear_workspaces=True)
 
 
+def begun(name: str) -> tuple[Any, Any]:
+    """A process that runs a function of children.py, and our end of its pipe."""
+    context = multiprocessing.get_context("forkserver")
+    # Imported once, and forked from there: the device is untouched until a child touches it.
+    context.set_forkserver_preload(["torch", "startup_fsm.devices.cuda"])
+    ours, theirs = context.Pipe()
+    arguments = {"init_globals": {"answer": theirs, "wanted": name}, "run_name": "child"}
+    process = context.Process(target=runpy.run_path, args=(str(CHILDREN),), kwargs=arguments)
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def ended(process: Any, connection: Any) -> int | None:
+    """Wait for the end of such a process; its exit code."""
+    connection.close()
+    process.join(PATIENCE_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
 @pytest.fixture
 def child():
     """Runs a function of children.py in a process of its own; gives what it returned, and how the process ended."""
 
     def run(name: str) -> dict[str, Any]:
-        context = multiprocessing.get_context("forkserver")
-        # Imported once, and forked from there: the device is untouched until a child touches it.
-        context.set_forkserver_preload(["torch", "startup_fsm.devices.cuda"])
-        ours, theirs = context.Pipe()
-        arguments = {"init_globals": {"answer": theirs, "wanted": name}, "run_name": "child"}
-        process = context.Process(target=runpy.run_path, args=(str(CHILDREN),), kwargs=arguments)
-        process.start()
-        theirs.close()
+        process, connection = begun(name)
         found: dict[str, Any] = {}
         try:
-            if ours.poll(PATIENCE_S):
-                found = ours.recv()
+            if connection.poll(PATIENCE_S):
+                found = connection.recv()
         except EOFError:
             pass
-        ours.close()
-        process.join(PATIENCE_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
-        found["exit_code"] = process.exitcode
-        process.close()
+        found["exit_code"] = ended(process, connection)
         return found
 
     return run
+
+
+@pytest.fixture
+def neighbour():
+    """Another process that holds memory on the card, from the call until the end of the test; gives its pid."""
+    running = []
+
+    def run() -> int:
+        running.append(begun("neighbour"))
+        process, connection = running[-1]
+        assert connection.poll(PATIENCE_S)
+        assert connection.recv() == "held"
+        return process.pid
+
+    yield run
+    for process, connection in running:
+        assert ended(process, connection) == 0

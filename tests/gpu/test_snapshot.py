@@ -83,6 +83,28 @@ class TestProcess:
         assert abs(after.unexplained_bytes - before.unexplained_bytes) <= PAGE
         del held
 
+    def test_neighbour(self, device, neighbour):
+        """Another process is named with its bytes, and moves nothing of ours."""
+        before = device.snapshot()
+        pid = neighbour()
+        after = device.snapshot()
+        [tenant] = after.tenants
+        print(pid, tenant, after.unexplained_bytes - before.unexplained_bytes)
+        assert before.tenants == ()
+        assert tenant.bytes > 512 * MIB
+        assert after.own_bytes == before.own_bytes
+        assert after.used_bytes - before.used_bytes - tenant.bytes == pytest.approx(0, abs=16 * MIB)
+        assert sum(account.bytes for account in accounts(after)) == after.used_bytes
+
+    def test_neighbour_without_nvml(self, neighbour):
+        """Without NVML the same process is charged to us: nobody can tell it apart."""
+        device = CudaDevice(use_nvml=False)
+        before = device.snapshot()
+        neighbour()
+        after = device.snapshot()
+        assert after.tenants == ()
+        assert after.own_bytes - before.own_bytes == after.used_bytes - before.used_bytes > 512 * MIB
+
     def test_without_nvml(self):
         """With NVML switched off nobody tells the process, and all that is used is charged to us."""
         snapshot = CudaDevice(use_nvml=False).snapshot()

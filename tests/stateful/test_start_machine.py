@@ -208,4 +208,4 @@ class StartMachine(RuleBasedStateMachine):
 
 
 TestStartMachine = StartMachine.TestCase
-TestStartMachine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestStartMachine.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)

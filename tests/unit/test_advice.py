@@ -23,10 +23,9 @@ KNOBS = {
 }
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def small_heap() -> Iterator[None]:
     """A start collects garbage often; what is alive already need not be looked at each time."""
-    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()
@@ -85,6 +84,7 @@ CASES = {
 @pytest.fixture(scope="module")
 def verdicts() -> dict[str, Verdict]:
     """The verdict of every case, computed once."""
+    gc.freeze()
     return {name: case.verdict() for name, case in CASES.items()}
 
 

@@ -34,10 +34,9 @@ from startup_fsm.verdict import Verdict, report
 SCHEMA = json.loads((Path(__file__).parents[1] / "doctor.schema.json").read_bytes())
 
 
-@pytest.fixture(autouse=True, scope="module")
+@pytest.fixture(autouse=True)
 def small_heap() -> Iterator[None]:
     """A start collects garbage often; what is alive already need not be looked at each time."""
-    gc.collect()
     gc.freeze()
     yield
     gc.unfreeze()

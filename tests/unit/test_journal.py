@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
@@ -64,6 +65,14 @@ class Disk:
         count = self._write(descriptor, data[: self.room])
         self.room -= count
         return count
+
+
+@pytest.fixture(autouse=True)
+def small_heap() -> Iterator[None]:
+    """A start collects garbage often; what is alive already need not be looked at each time."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture
