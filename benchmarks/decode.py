@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, T201 - a script, which prints what it measured
+
 """
 Strict decode and fold of 10,000 realistic events against orjson alone on the same bytes.
 

@@ -1,4 +1,4 @@
-# ruff: noqa: INP001 - a script
+
 """
 How long ``startup-fsm doctor JOURNAL`` takes as a whole process, against importing the libraries that it stands on.
 
@@ -36,14 +36,14 @@ print(boot.path)
 
 def made_journal(directory: str) -> Path:
     """The journal of a start of ten states and 51 graphs."""
-    ran = subprocess.run([sys.executable, "-c", _START, directory], check=True, capture_output=True, text=True)  # noqa: S603
+    ran = subprocess.run([sys.executable, "-c", _START, directory], check=True, capture_output=True, text=True)
     return Path(ran.stdout.strip())
 
 
 def seconds(command: list[str]) -> float:
     """How long one process takes, from its start to its end."""
     before = time.perf_counter()
-    ran = subprocess.run(command, check=False, capture_output=True)  # noqa: S603 - our own interpreter
+    ran = subprocess.run(command, check=False, capture_output=True)
     taken = time.perf_counter() - before
     if ran.returncode != 0:
         raise SystemExit(ran.stderr.decode())

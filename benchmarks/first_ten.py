@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, T201, SLF001 - a script, which prints what it measured, and looks where torch has no public door
+
 """
 Ten questions about graph memory, asked of the card itself.
 

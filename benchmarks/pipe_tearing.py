@@ -1,4 +1,4 @@
-# ruff: noqa: INP001, T201 - a script, which prints what it measured
+
 """
 How often lines tear when several processes write to one pipe: why a mirrored line has at most 4,096 bytes.
 

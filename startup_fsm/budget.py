@@ -215,6 +215,4 @@ def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float
     if math.floor(budget.total_bytes * (lowest / 1000)) < needed:
         lowest += 1
     highest = min(1000, budget.reachable_bytes * 1000 // budget.total_bytes)
-    if math.floor(budget.total_bytes * (highest / 1000)) > budget.reachable_bytes:
-        highest -= 1
     return (lowest / 1000, highest / 1000) if 0 < lowest <= highest else None

@@ -175,6 +175,15 @@ def test_an_advised_utilization_really_fits(
         assert compute(at(round(lowest - 0.001, 3))).missing_bytes > 0 or lowest == 0.001
 
 
+def test_an_advised_utilization_survives_its_own_rounding() -> None:
+    """9 thousandths of 3,000 MiB are a byte less than 27 MiB when they are read from 0.009; so 0.010 is advised."""
+    facts = {"total": 3000 * MIB, "used_by_us": 0, "free_settled": 3000 * MIB, "free_now": 3000 * MIB}
+    facts |= {"graphs": 0, "headroom": 0, "margin": 0, "block_bytes": 27 * MIB, "needed_blocks": 1}
+    assert Knobs(utilization=0.009).requested(3000 * MIB) == 27 * MIB - 1
+    interval = utilization_for(compute(inputs(**facts, requested=MIB)), 27 * MIB)
+    assert interval == (0.01, 1.0)
+
+
 def test_no_utilization_is_advised_where_none_fits() -> None:
     """More than the device has, or a device of no bytes."""
     assert utilization_for(compute(inputs()), 20 * GIB) is None

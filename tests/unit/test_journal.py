@@ -299,11 +299,13 @@ def test_a_forked_child_writes_nothing_and_lets_go_of_the_lock(tmp_path: Path) -
             os._exit(0)
     recorder.record(NoteAdded(note={"who": "parent"}))
     writer.close()
-    with writer.path.open("rb") as reader:
-        # The child still lives; its copy of the descriptor is closed.
-        fcntl.flock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    os.write(released, b"x")
-    assert os.waitpid(child, 0)[1] == 0
+    try:
+        with writer.path.open("rb") as reader:
+            # The child still lives; its copy of the descriptor is closed.
+            fcntl.flock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    finally:
+        os.write(released, b"x")
+        assert os.waitpid(child, 0)[1] == 0
     os.close(release)
     os.close(released)
     journal = read_journal(writer.path)

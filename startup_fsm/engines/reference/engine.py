@@ -65,6 +65,7 @@ class ReferenceEngine:
         self.kv: KVCache | None = None
         self.inputs: DecodeInputs | None = None
         self.graphs: dict[int, Graph] = {}
+        self._logits: Tensor | None = None
         self._address = address or Tensor.data_ptr
 
     def knobs(self) -> dict[str, Any]:
@@ -120,6 +121,11 @@ class ReferenceEngine:
         if self.inputs is not None and self.inputs.size >= rows:
             return
         self.inputs = DecodeInputs.allocate(rows, self.options.width, self.place)
+        if not self.options.keep_logits:
+            shape = self.options.shape
+            dtype = self._model().embedding.dtype
+            self._logits = torch.empty(rows, shape.vocabulary, dtype=dtype, device=self.place)
+            step.workspace("logits", self._logits.nbytes)
         step.workspace(WORKSPACE, sum(buffer.nbytes for buffer in attrs.astuple(self.inputs, recurse=False)))
 
     def profiling_cache(self) -> KVCache:
@@ -187,7 +193,16 @@ class ReferenceEngine:
             warmups = 0
             if len(self.graphs) == 1:
                 step.skip("warmup", "tensors are fakes: only the largest step is warmed up")
-        self.graphs[size] = step.capture(size, partial(self.decode, size), warmups=warmups)
+        self.graphs[size] = step.capture(size, partial(self.captured, size), warmups=warmups)
+
+    def captured(self, rows: int) -> Tensor:
+        """What a graph records: the step, and where its logits stay."""
+        logits = self.decode(rows)
+        if self._logits is None:
+            return logits
+        shared = self._logits[:rows]
+        shared.copy_(logits)
+        return shared
 
     def decode(self, rows: int) -> Tensor:
         """Logits of the first `rows` rows of the inputs; this is what graphs are captured of."""

@@ -36,6 +36,7 @@ class Options:
         max_num_batched_tokens: Tokens of the largest prefill step.
         block_size: Tokens of one KV block.
         capture_sizes: Rows that get a graph; None takes `default_capture_sizes(max_num_seqs)`.
+        keep_logits: Whether every graph keeps logits of its own; else all write into one buffer for the largest batch.
         sampling: How `generate` chooses tokens where nobody says.
         seed: Of random weights.
 
@@ -50,6 +51,7 @@ class Options:
     max_num_batched_tokens: int = 512
     block_size: int = 16
     capture_sizes: tuple[int, ...] | None = None
+    keep_logits: bool = True
     sampling: Sampling = attrs.field(factory=Sampling)
     seed: int = 0
 
