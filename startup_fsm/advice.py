@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from startup_fsm import budget
 from startup_fsm.causes import budget_before, graphs_needed, last_oom, request_that_fits
+from startup_fsm.checks.readings import utilization
 from startup_fsm.events import BudgetComputed
 from startup_fsm.findings import Advice, Change, Direction, Finding
 from startup_fsm.fold import RunState, Visit
@@ -41,8 +42,8 @@ def _lower_utilization(by: int, computed: BudgetComputed, run: RunState, why: st
     if (pinned := run.knob(_PINNED)) is not None:
         # More may have been pinned than there was.
         return _repin(min(computed.kv_bytes, computed.available_bytes) - by, pinned, computed, why)
-    share = run.knob(_UTILIZATION)
-    if not isinstance(share, (int, float)) or run.knob("requested_bytes") is not None or computed.total_bytes <= 0:
+    share = utilization(run)
+    if share is None or run.knob("requested_bytes") is not None or computed.total_bytes <= 0:
         return []
     # What the device lacks against the request is not had by lowering it: start from what can be had.
     reachable = min(computed.requested_bytes, computed.reachable_bytes)
@@ -75,14 +76,9 @@ def _repin(kv_bytes: int, pinned: Any, computed: BudgetComputed, why: str) -> li
 def _raise_utilization(kv_bytes: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
     if (pinned := run.knob(_PINNED)) is not None:
         return _repin(kv_bytes, pinned, computed, why)
-    share = run.knob(_UTILIZATION)
+    share = utilization(run)
     interval = budget.utilization_for(computed, kv_bytes)
-    if (
-        run.knob("requested_bytes") is not None
-        or interval is None
-        or not isinstance(share, (int, float))
-        or interval[0] <= share
-    ):
+    if run.knob("requested_bytes") is not None or interval is None or share is None or interval[0] <= share:
         return []
     text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(computed.total_bytes)}"
     leftover = computed.reachable_bytes - math.floor(interval[0] * computed.total_bytes)
@@ -167,8 +163,8 @@ def _overrun(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
 
 
 def _unused(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
-    share = run.knob(_UTILIZATION)
-    if not isinstance(share, (int, float)) or visit.after is None or visit.after.total_bytes <= 0:
+    share = utilization(run)
+    if share is None or visit.after is None or visit.after.total_bytes <= 0:
         return []
     to = math.floor((share + finding.bytes / visit.after.total_bytes) * 1000) / 1000
     if not share < to <= 1:

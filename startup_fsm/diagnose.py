@@ -6,6 +6,7 @@ Ranking: the earliest violated invariant first, then severity, then bytes; notes
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -305,7 +306,7 @@ def figures_of(run: RunState) -> dict[str, int | float]:
         figures["process_bytes"] = last.process_bytes
     for knob in ("gpu_memory_utilization", "max_model_len", "max_num_seqs"):
         value = run.knob(knob)
-        figures[knob] = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        figures[knob] = value if type(value) in (int, float) and math.isfinite(value) else None
     loaded = run.last("load_weights")
     if loaded is not None and loaded.left is not None and loaded.before is not None and loaded.after is not None:
         figures["weights_bytes"] = loaded.after.allocated_bytes - loaded.before.allocated_bytes

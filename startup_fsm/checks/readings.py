@@ -9,13 +9,19 @@ from startup_fsm import budget
 from startup_fsm.fold import RunState, Visit
 
 
+def utilization(run: RunState) -> float | None:
+    """The share of the device that was asked for; None where the knob is not set, or is no share."""
+    share = run.knob("gpu_memory_utilization")
+    return share if type(share) in (int, float) and 0 < share <= 1 else None
+
+
 def requested_bytes(run: RunState, total: int) -> int | None:
     """What the knobs ask for on a device of ``total`` bytes; None where they do not say."""
     explicit = run.knob("requested_bytes")
     if isinstance(explicit, int):
         return explicit
-    share = run.knob("gpu_memory_utilization")
-    return int(total * share) if isinstance(share, (int, float)) else None
+    share = utilization(run)
+    return None if share is None else int(total * share)
 
 
 def graphs_actual(visit: Visit) -> int | None:

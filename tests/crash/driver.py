@@ -42,6 +42,9 @@ DETOURS = {
     ("throwaway", "recover_allocator"): ("capture_throwaway", "capture"),
     ("single_capture", "recover_allocator"): ("capture_graphs", "capture"),
     ("single_capture", "teardown"): ("commit_kv", "oom"),
+    ("single_capture", "bootstrap_kv"): ("reserve_kv", "unsupported"),
+    ("single_capture", "capture_throwaway"): ("reserve_kv", "unsupported"),
+    ("single_capture", "allocate_kv"): ("reserve_kv", "unsupported"),
     ("eager", "teardown"): ("allocate_kv", "oom"),
 }
 
@@ -104,6 +107,9 @@ class StumblingEngine(CountingEngine):
         self.stumble = ("", "")
         if how == "capture":
             step.capture(1, in_capture or (lambda: None))
+        if how == "unsupported":
+            text = "this device has no virtual memory management"
+            raise NotImplementedError(text)
         self.device.malloc(1 << 50)
 
 

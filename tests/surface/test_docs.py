@@ -164,7 +164,9 @@ def test_recoveries_are_documented():
 def test_plans_are_documented():
     """The page of plans has the way of each plan from its start to ready."""
     rows = dict(
-        re.findall(r"^\| `(\w+)`(?: \(default\))? \| (`init_device`.+) \|$", text("concepts/states-and-plans.md"), re.M)
+        re.findall(
+            r"^\| `(\w+)`(?: \(default\))? \| (`init_device`.+) \|$", text("concepts/states-and-plans.md"), re.MULTILINE
+        )
     )
 
     for plan in (throwaway(), single_capture(), eager()):

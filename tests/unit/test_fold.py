@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import attrs
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -206,7 +207,7 @@ def whatever(run: RunState, sequence: Sequence[Record]) -> None:
     """Everything that a reader does with a fold."""
     for alive in (False, True):
         verdict = diagnose([Source(run=run, is_alive=alive, stacks=() if alive else ("a:1 b",))])
-        report([verdict])
+        orjson.dumps(report([verdict]))
         assert verdict.exit_code in (0, 2, 3)
     for visit in run.visits:
         judge(visit, run)

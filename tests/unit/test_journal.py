@@ -287,10 +287,12 @@ def test_a_forked_child_writes_nothing_and_lets_go_of_the_lock(tmp_path: Path) -
     recorder = Recorder("r", "p", None, writer)
     recorder.record(NoteAdded(note={"who": "parent"}))
     release, released = os.pipe()
+    begin, begun = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             recorder.record(NoteAdded(note={"who": "child"}))
+            os.write(begun, b"x")
             os.read(release, 1)
             writer.append(line(1))
             writer.sync()
@@ -299,6 +301,7 @@ def test_a_forked_child_writes_nothing_and_lets_go_of_the_lock(tmp_path: Path) -
             os._exit(0)
     recorder.record(NoteAdded(note={"who": "parent"}))
     writer.close()
+    os.read(begin, 1)
     try:
         with writer.path.open("rb") as reader:
             # The child still lives; its copy of the descriptor is closed.
@@ -306,8 +309,8 @@ def test_a_forked_child_writes_nothing_and_lets_go_of_the_lock(tmp_path: Path) -
     finally:
         os.write(released, b"x")
         assert os.waitpid(child, 0)[1] == 0
-    os.close(release)
-    os.close(released)
+    for descriptor in (release, released, begin, begun):
+        os.close(descriptor)
     journal = read_journal(writer.path)
     assert [record.event.note["who"] for record in journal.records] == ["parent", "parent"]  # type: ignore[attr-defined]
     assert journal.problems == ()

@@ -62,7 +62,7 @@ records = st.builds(
     note=st.dictionaries(st.text(max_size=30), json_values, max_size=5),
     process=st.text(max_size=300),
     run=st.text(max_size=300),
-    attempt=st.integers(0, 2**31),
+    attempt=st.integers(1, 2**31),
 )
 unknown = st.builds(
     record,
