@@ -1,4 +1,3 @@
-
 """
 Strict decode and fold of 10,000 realistic events against orjson alone on the same bytes.
 

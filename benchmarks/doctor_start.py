@@ -1,4 +1,3 @@
-
 """
 How long ``startup-fsm doctor JOURNAL`` takes as a whole process, against importing the libraries that it stands on.
 

@@ -1,4 +1,3 @@
-
 """
 Ten questions about graph memory, asked of the card itself.
 

@@ -1,4 +1,3 @@
-
 """
 How often lines tear when several processes write to one pipe: why a mirrored line has at most 4,096 bytes.
 

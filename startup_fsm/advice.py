@@ -21,6 +21,11 @@ from startup_fsm.memory import MIB, format_bytes
 _UTILIZATION: Final = "gpu_memory_utilization"
 _PINNED: Final = "kv_cache_memory_bytes"
 
+#: One allocation failed; a step that asks for one such block asks for a few more.
+_STEP_BLOCKS: Final = 4
+#: A sampler that sorts all logits: measured on an H200, 36 bytes for each logit of 4 bytes beside the logits.
+_SAMPLER_BLOCKS: Final = 10
+
 Adviser = Callable[[Finding, Visit, RunState], list[Advice]]
 
 
@@ -149,9 +154,9 @@ def _ran_out_after(finding: Finding, visit: Visit, run: RunState) -> list[Advice
     sized, oom = budget_before(visit, run), last_oom(visit, run)
     if sized is None or oom is None or not oom.tried_bytes:
         return []
-    # One allocation failed; a step that asks for one such block usually asks for a few more.
-    by = 4 * oom.tried_bytes + 64 * MIB
-    why = f"the step asked for {format_bytes(oom.tried_bytes)} at once and for more after it"
+    blocks = _SAMPLER_BLOCKS if finding.part == "sampler" else _STEP_BLOCKS
+    by = blocks * oom.tried_bytes + 64 * MIB
+    why = f"the step asked for {format_bytes(oom.tried_bytes)} at once, and may for up to {blocks} such blocks"
     found = _lower_utilization(by, sized[1], run, why)
     found.append(_say("max_num_seqs", "lower", "fewer rows in the largest step", before=run.knob("max_num_seqs")))
     return found

@@ -159,6 +159,7 @@ class Course:
             raise refusal
         declared = self.plan.state(step.state)
         self.watchdog.watch(step.state, step.visit, None if declared is None else declared.deadline_s)
+        self.device.label(f"state={step.state} visit={step.visit}")
         self.measurement.entering(step.state, step.visit)
         self.hooks.before_state(step.state, visit=step.visit)
 

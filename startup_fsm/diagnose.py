@@ -347,8 +347,7 @@ def _sized_figures(run: RunState, figures: dict[str, int | float | None]) -> Non
 
 def _inferred(run: RunState) -> tuple[str, ...]:
     last = _last_snapshot(run)
-    names = [] if last is None or last.process_bytes is not None else ["outside_torch_bytes", "unexplained_bytes"]
-    return tuple(names)
+    return () if last is None or last.process_bytes is not None else ("outside_torch_bytes", "unexplained_bytes")
 
 
 def _missing(run: RunState, failing: Visit | None) -> int | None:

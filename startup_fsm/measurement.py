@@ -149,12 +149,8 @@ class Measurement:
         throwaway = "throwaway_graphs" in self.pools
         # Real graphs die here too; after that nothing is baked in any more.
         self.has_real_graphs = False
-        for purpose in _GRAPHS:
-            self._release(purpose, state, visit)
-        after_graphs = self.settle(state, visit, "F1b", clear_workspaces=True)
-        for purpose in _KV:
-            self._release(purpose, state, visit)
-        after_kv = self.settle(state, visit, "F2", clear_workspaces=True)
+        after_graphs = self._release(_GRAPHS, "F1b", state, visit)
+        after_kv = self._release(_KV, "F2", state, visit)
         self._close_arena(state, visit)
         if throwaway and "F1" in self.readings and self.captured:
             self._estimate(self.readings["F1"], after_graphs, after_kv, state)
@@ -174,40 +170,40 @@ class Measurement:
     def gone(self, purpose: str, state: str, visit: int) -> None:
         """A pool that a repair ended: it is not ours any more."""
         pool = self.pools.pop(purpose)
-        left = self.device.snapshot().pool(pool.id)
-        left_bytes = 0 if left is None else left.reserved_bytes
-        self.recorder.record(
-            PoolReleased(pool=pool.id, purpose=purpose, state=state, visit=visit, left_bytes=left_bytes)
-        )
+        left = _reserved(self.device.snapshot(), pool)
+        self.recorder.record(PoolReleased(pool=pool.id, purpose=purpose, state=state, visit=visit, left_bytes=left))
 
-    def _release(self, purpose: str, state: str, visit: int) -> None:
-        pool = self.pools.pop(purpose, None)
-        if pool is None:
-            return
-        lives_here = self.device.holder_test(pool)
-        settled = self.device.settle(clear_workspaces=True)
-        self.recorder.measuring_ns += settled.duration_ns
-        count = pool.use_count()
-        before = self.device.snapshot().pool(pool.id)
-        pool.release()
-        settled = self.device.settle(clear_workspaces=True)
-        self.recorder.measuring_ns += settled.duration_ns
-        after = self.device.snapshot().pool(pool.id)
-        left = 0 if after is None else after.reserved_bytes
-        self.recorder.record(
-            PoolReleased(
-                pool=pool.id,
-                purpose=purpose,
-                state=state,
-                visit=visit,
-                use_count=count,
-                held_bytes=0 if before is None else before.reserved_bytes,
-                left_bytes=left,
+    def _release(self, purposes: tuple[str, ...], label: str, state: str, visit: int) -> Snapshot:
+        """Release the pools of these purposes, settle once, and record what each of them still holds."""
+        pools = {purpose: self.pools.pop(purpose) for purpose in purposes if purpose in self.pools}
+        tests = {purpose: self.device.holder_test(pool) for purpose, pool in pools.items()}
+        if any(pool.use_count() > 1 for pool in pools.values()):
+            # Graphs that only a cycle still holds are nobody's.
+            self.recorder.measuring_ns += self.device.settle(clear_workspaces=True).duration_ns
+        before = self.device.snapshot()
+        counts = {purpose: pool.use_count() for purpose, pool in pools.items()}
+        for pool in pools.values():
+            pool.release()
+        after = self.settle(state, visit, label, clear_workspaces=True)
+        for purpose, pool in pools.items():
+            held, left = _reserved(before, pool), _reserved(after, pool)
+            self.recorder.record(
+                PoolReleased(
+                    pool=pool.id,
+                    purpose=purpose,
+                    state=state,
+                    visit=visit,
+                    use_count=counts[purpose],
+                    held_bytes=held,
+                    left_bytes=left,
+                )
             )
-        )
-        if left or count > 1:
-            found = probes.holders(lives_here)
-            self._record_holders(purpose, state, visit, {"pool": pool.id, "use_count": count}, left, found)
+            if left or counts[purpose] > 1:
+                found = probes.holders(tests[purpose])
+                self._record_holders(
+                    purpose, state, visit, {"pool": pool.id, "use_count": counts[purpose]}, left, found
+                )
+        return after
 
     def _record_holders(
         self, purpose: str, state: str, visit: int, inputs: dict[str, object], left: int, found: list[probes.Holder]
@@ -353,3 +349,8 @@ class Measurement:
                 "headroom": "profile_activations" if self.profile_peak is not None else "not profiled",
             },
         )
+
+
+def _reserved(snapshot: Snapshot, pool: Pool) -> int:
+    usage = snapshot.pool(pool.id)
+    return 0 if usage is None else usage.reserved_bytes

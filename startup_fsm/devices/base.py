@@ -129,6 +129,9 @@ class Device(Protocol):
         ``clear_workspaces`` drops cuBLAS workspaces too: never after the first real capture began.
         """
 
+    def label(self, text: str) -> None:
+        """Stamp what follows in the allocator's own traces, where it has some; harmless where it has none."""
+
     def reset_peaks(self) -> None:
         """Peaks of the allocator start again from what it holds now."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Final, cast
@@ -27,6 +27,7 @@ from startup_fsm.devices.cuda_graphs import (
     new_graph,
     repair_allocator,
 )
+from startup_fsm.devices.cuda_observer import Sight, stamp, watch
 from startup_fsm.devices.cuda_readings import largest_blocks, pool_segments, pool_usage, trim_graph_memory
 from startup_fsm.devices.nvml import Nvml
 from startup_fsm.engine import Graph, Pool
@@ -53,6 +54,10 @@ class CudaDevice:
     Args:
         index: As torch counts them.
         use_nvml: Whether NVML is asked; without it every byte that is used is charged to us.
+        oom_directory: Where a full snapshot for memory_viz is written when memory runs out; None for none.
+
+    Attributes:
+        at_oom: What was seen when memory ran out last; taken by :meth:`out_of_memory`.
 
     Raises:
         RuntimeError: No CUDA here.
@@ -61,7 +66,7 @@ class CudaDevice:
     kind = "cuda"
     has_values = True
 
-    def __init__(self, index: int | None = None, *, use_nvml: bool = True) -> None:
+    def __init__(self, index: int | None = None, *, use_nvml: bool = True, oom_directory: Path | None = None) -> None:
         if not torch.cuda.is_available():
             msg = "device: torch sees no CUDA device here\nhint: use the device sim"
             raise RuntimeError(msg)
@@ -72,6 +77,9 @@ class CudaDevice:
         self.capture_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._purposes: dict[tuple[int, int], str] = {(0, 0): "default"}
         self._arenas: list[CudaArena] = []
+        self.oom_directory = oom_directory
+        self.at_oom: Sight | None = None
+        watch(self)
         # The allocator of pinned memory may ask a graph whose capture failed, by address, for as long as it runs.
         self._failed: list[Any] = []
         properties = torch.cuda.get_device_properties(self.index)
@@ -216,15 +224,16 @@ class CudaDevice:
         return "capture" if any(words in text for words in _CAPTURE_WORDS) else None
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
-        """The figures of the sentence, and the largest blocks that live now."""
+        """The figures of the sentence, and the largest blocks as they were when memory ran out."""
         found = _out_of_memory(error)
         if found is None:
             return None
-        blocks = largest_blocks(self.index, self._purposes)
-        free = torch.cuda.mem_get_info(self.index)[0]
+        sight, self.at_oom = self.at_oom, None
+        blocks = self.blocks() if sight is None else sight.blocks
+        free = torch.cuda.mem_get_info(self.index)[0] if sight is None else sight.free
         said = parse_sentence(str(found))
         if said is None:
-            return OutOfMemory(free_bytes=free, blocks=blocks)
+            return OutOfMemory(tried_bytes=None if sight is None else sight.tried, free_bytes=free, blocks=blocks)
         return OutOfMemory(
             tried_bytes=said.tried_bytes,
             free_bytes=free if said.free_bytes is None else said.free_bytes,
@@ -233,6 +242,14 @@ class CudaDevice:
             private_pool_bytes=said.private_pool_bytes,
             blocks=blocks,
         )
+
+    def blocks(self) -> tuple[Mapping[str, Any], ...]:
+        """The largest live blocks now, by pool."""
+        return largest_blocks(self.index, self._purposes)
+
+    def label(self, text: str) -> None:
+        """Stamp what follows in torch's own allocation history, so that memory_viz shows our states."""
+        stamp(text)
 
     def holder_test(self, pool: Pool | None) -> Callable[[Any], bool]:
         """By address: the segments that the pool still has when the test is first used, or the arenas' ranges."""

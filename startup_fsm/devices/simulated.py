@@ -204,6 +204,9 @@ class SimulatedDevice:
         for address in held.values():
             self.free(address)
 
+    def label(self, text: str) -> None:
+        """The model keeps no trace of its own."""
+
     def reset_peaks(self) -> None:
         """Peaks of the allocator start again from what it holds now."""
         self.allocator.reset_peaks()

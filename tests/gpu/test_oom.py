@@ -101,3 +101,38 @@ class TestCategory:
         """After a refusal the device goes on."""
         refused(1 << 40)
         assert float(torch.ones(MIB, device="cuda").sum()) == MIB
+
+
+def test_the_instant_is_seen(device, tmp_path):
+    """The observer sees the largest blocks before unwinding frees them, and writes a snapshot where it is told to."""
+    device.oom_directory = tmp_path
+    held = [torch.empty(1 << 30, dtype=torch.uint8, device="cuda")]
+    try:
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            torch.empty(1 << 42, dtype=torch.uint8, device="cuda")
+    finally:
+        device.oom_directory = None
+    held.clear()
+
+    facts = device.out_of_memory(caught.value)
+
+    assert facts.tried_bytes == 1 << 42
+    assert facts.blocks[0]["bytes"] == 1 << 30
+    assert [path.suffix for path in tmp_path.iterdir()] == [".pickle"]
+
+
+def test_states_are_stamped(device):
+    """torch's own history carries the name of the state, so that memory_viz shows it."""
+    if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
+        pytest.skip("this torch stamps nothing")
+    torch.cuda.memory._record_memory_history(max_entries=1_000)
+    try:
+        device.label("state=load_weights visit=1")
+        kept = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+        traces = torch.cuda.memory._snapshot()["device_traces"][device.index]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+        device.label("")
+    del kept
+
+    assert "state=load_weights visit=1" in {entry.get("user_metadata") for entry in traces}
