@@ -1,11 +1,11 @@
 """
-Starts of the reference engine on a card: what was predicted, what was taken, what it cost, and what goes wrong for real.
+Starts of the reference engine on a card: what was predicted, taken and spent, and what goes wrong for real.
 
     python benchmarks/on_card.py --out DIR [--only PART,...] [--starts 10]
 
 Each start is a process of its own, forked after torch was imported and before CUDA was touched. One JSON line a start
 goes to DIR/on_card.jsonl and a table to stdout; journals of the fidelity part go to DIR/journals. Parts: starts,
-workloads, single, oom, holders, tenant, cost, fidelity.
+workloads, single, warmup, retries, oom, holders, tenant, cost, fidelity.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from startup_fsm.engines.reference.options import Options
 from startup_fsm.engines.reference.shapes import named
 from startup_fsm.memory import GIB, MIB
 from startup_fsm.plan import driven
+from startup_fsm.states import State
 from startup_fsm.testing import verdict_of
 
 TEN = (512, 384, 256, 192, 128, 64, 32, 16, 8, 1)
@@ -44,12 +45,14 @@ def options(shape="8b", sizes=51, **rest):
     return Options(shape=shape, capture_sizes=capture, **(LARGE | rest))
 
 
-def begin(engine, *, plan="throwaway", journal=None, device=None, use_nvml=True, hooks=(), **knobs):
+def begin(engine, *, plan="throwaway", warm=False, journal=None, device=None, use_nvml=True, hooks=(), **knobs):
     """A start on the card, not yet run."""
     from startup_fsm.devices.cuda import CudaDevice
 
     settings = Knobs(**knobs)
     chosen = driven(plan, retries=settings.retries, allow_eager=settings.allow_eager)
+    if warm:
+        chosen = chosen.insert(State.named("warmup"), after="load_weights")
     card = device or CudaDevice(use_nvml=use_nvml)
     return Bootstrap(
         plan=chosen, journal=journal, device=card, knobs=settings, hooks=hooks, discover=False, progress=False
@@ -80,6 +83,7 @@ def summary(boot, error=None):
             [(change.setting, change.direction, change.to) for change in advice.changes] for advice in verdict.advice
         ],
         "missing_bytes": verdict.missing_bytes,
+        "path": [visit.state for visit in history.visits],
         "states_ms": {visit.state: round((visit.duration_ns or 0) / 1e6, 1) for visit in history.visits},
     }
     if history.finished is not None:
@@ -382,6 +386,18 @@ def _fails_in(where, **knobs):
     return result
 
 
+def warmup(out, arguments):
+    """The state that loads kernels before anything is measured: what is one-time then stays out of the measures."""
+    for warm in (False, True):
+        forked(out, f"8b 51 {'with' if warm else 'without'} warmup", functools.partial(one, utilization=0.9, warm=warm))
+
+
+def retries(out, arguments):
+    """A real under-estimate goes back by the plan's own edges and becomes ready with a smaller KV cache."""
+    result = forked(out, "capture, two retries", functools.partial(_fails_in, "capture", retries=2))
+    print("   ", result.get("path"), flush=True)
+
+
 def oom(out, arguments):
     """A real out-of-memory in each state, and the advice applied."""
     names = {"gpu_memory_utilization": "utilization"}
@@ -471,7 +487,9 @@ def fidelity(out, arguments):
         forked(out, f"journal {shape} {sizes}", functools.partial(one, shape, sizes, utilization=0.9, journal=journal))
 
 
-PARTS = {part.__name__: part for part in (starts, workloads, single, oom, holders, tenant, cost, fidelity)}
+PARTS = {
+    part.__name__: part for part in (starts, workloads, single, warmup, retries, oom, holders, tenant, cost, fidelity)
+}
 
 
 def main():

@@ -111,6 +111,14 @@ class ReferenceEngine:
             digest.update(flat[::stride].contiguous().cpu().numpy().tobytes())
         return digest.hexdigest()
 
+    def warmup(self, step: Step) -> None:
+        """Every size once, eagerly: kernels are loaded and libraries have chosen before anything is measured."""
+        self.provide_inputs(step, self.options.max_num_seqs)
+        cache = self.profiling_cache()
+        self._prefill(cache)
+        for size in sorted(self.options.sizes, reverse=True):
+            self._decode(size, cache)
+
     def profile_activations(self, step: Step) -> None:
         """The largest prefill, the largest decode and the sampler on its logits, as `verify` runs them again."""
         self.provide_inputs(step, self.options.max_num_seqs)
