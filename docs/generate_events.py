@@ -86,8 +86,13 @@ def default_of(field: attrs.Attribute[Any]) -> str:
 def table(cls: type[Any], *, leave_out: frozenset[str] = frozenset()) -> str:
     """The fields of one class as a table."""
     _, texts = meanings(cls)
+    # As it is written in the class: attrs resolves its own copy as soon as somebody structures the class.
+    types = {
+        name: text for base in reversed(cls.__mro__) for name, text in vars(base).get("__annotations__", {}).items()
+    }
     rows = [
-        f"| `{field.name}` | {kind_of_value(field.type)} | {default_of(field)} | {prose(texts.get(field.name, ''))} |"
+        f"| `{field.name}` | {kind_of_value(types[field.name])} | {default_of(field)}"
+        f" | {prose(texts.get(field.name, ''))} |"
         for field in attrs.fields(cls)
         if field.name not in leave_out
     ]

@@ -17,8 +17,20 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from cyclopts import App
 
-#: Module to verbs; only the module of the verb that was asked for is loaded.
-_VERBS: Final = {"starting": ("demo", "run"), "reading": ("doctor", "time", "blame", "verify", "plan")}
+#: Module to verbs, each with a line for the overview; only the module of the verb that was asked for is loaded.
+_VERBS: Final = {
+    "starting": {
+        "demo": "Start the reference engine on this machine.",
+        "run": "Start your engine: MODULE:FACTORY.",
+    },
+    "reading": {
+        "doctor": "The verdict: outcome, ranked causes, where every byte was, what would help.",
+        "time": "How long each state took.",
+        "blame": "What cost most, in time and in bytes.",
+        "verify": "Replay against the plan, and judge again with today's checks.",
+        "plan": "List plans, or draw one.",
+    },
+}
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
@@ -60,8 +72,8 @@ def _app() -> App:
         suppress_keyboard_interrupt=False,
     )
     for module, verbs in _VERBS.items():
-        for verb in verbs:
-            app.command(f"startup_fsm.verbs.{module}:{verb}", name=verb)
+        for verb, summary in verbs.items():
+            app.command(f"startup_fsm.verbs.{module}:{verb}", name=verb, help=summary)
     return app
 
 

@@ -6,6 +6,10 @@ Imports no torch.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Final
+
 import attrs
 
 from startup_fsm.devices.base import ErrorCategory
@@ -15,6 +19,9 @@ from startup_fsm.pages import KIB, MIB, DeviceMemory, DeviceOutOfMemoryError, In
 FORBIDDEN_WORDS = "CUDA error: operation not permitted when stream is capturing"
 INVALIDATED_WORDS = "CUDA error: operation failed due to a previous error during capture"
 DRIVER_OOM_WORDS = "CUDA error: out of memory"
+
+
+_CARDS: Final = Path(__file__).parent / "cards"
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +47,20 @@ class Costs:
     node_bytes: int = 3_300
     workspace_bytes: int = 32 * MIB
     graphs_return: bool = False
+
+    @classmethod
+    def of_card(cls, name: str = "nvidia-h200") -> Costs:
+        """
+        What a start on a real card was measured to take; its file says on which, and how.
+
+        Raises:
+            ValueError: No card of that name was measured.
+        """
+        path = _CARDS / f"{name}.json"
+        if not path.is_file():
+            known = ", ".join(sorted(each.stem for each in _CARDS.glob("*.json")))
+            raise ValueError(f"card: {name!r} is none of {known}\nhint: benchmarks/fidelity.py --fit measures one")
+        return cls(**json.loads(path.read_text(encoding="utf-8"))["costs"])
 
     @classmethod
     def none(cls) -> Costs:

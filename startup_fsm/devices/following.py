@@ -29,6 +29,7 @@ from startup_fsm.devices.operators import (
     alias,
     flat,
     rebuilt,
+    sort_scratch,
     storage_key,
     storage_of,
     tensors_in,
@@ -286,6 +287,8 @@ class FollowingDevice(SimulatedDevice):
                 self._follow(output, made=True)
         if kind.mutable:
             self._follow_resized(flat(result))
+        if kind.sorts and (scratch := sort_scratch(args[0])):
+            self.free(self.malloc(scratch))
         if (fresh and not kind.empty) or (kind.mutable and not kind.moves_views):
             self.launch(gemm=kind.gemm)
             if tape is not None:

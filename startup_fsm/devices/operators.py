@@ -20,6 +20,9 @@ FUSED = frozenset({torch.rms_norm, torch.nn.functional.rms_norm})
 _GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "_scaled_mm", "_int_mm", "_grouped_mm"})
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"})
 _FRESH = frozenset({"lift_fresh", "lift"})
+# Rows up to this length are sorted inside one block of threads.
+_SORTED_IN_PLACE = 4096
+_SORTS = frozenset({"sort", "argsort", "msort"})
 # Operators whose CUDA form copies a size or a value to the host, beyond those that carry torch's own tags for it.
 _SYNCHRONIZE = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "item"})
 
@@ -27,7 +30,7 @@ _SYNCHRONIZE = frozenset({"_local_scalar_dense", "nonzero", "masked_select", "eq
 class Kind:
     """What following must know of one operator; without one, a plain kernel that returns new tensors."""
 
-    __slots__ = ("composite", "empty", "forbidden", "fresh", "gemm", "indexed", "moves_views", "mutable")
+    __slots__ = ("composite", "empty", "forbidden", "fresh", "gemm", "indexed", "moves_views", "mutable", "sorts")
 
     def __init__(self, operation: Any = None) -> None:
         if operation is None:
@@ -40,11 +43,23 @@ class Kind:
         self.gemm = name in _GEMMS
         self.empty = name in _EMPTY
         self.fresh = name in _FRESH
+        self.sorts = name in _SORTS
         self.mutable = operation._schema.is_mutable  # noqa: SLF001
         self.moves_views = torch.Tag.inplace_view in tags
         self.indexed = name in {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
         dynamic = torch.Tag.dynamic_output_shape in tags and not self.indexed
         self.forbidden = dynamic or torch.Tag.data_dependent_output in tags or name in _SYNCHRONIZE
+
+
+def sort_scratch(keys: torch.Tensor) -> int:
+    """
+    Bytes that a sort of many rows takes beside its results, which no operation shows.
+
+    torch sorts all rows at once by radix: for each element its place and row (8 bytes), and the sorter's second
+    buffers of key and place. Read off torch's sort kernels; one row, or short ones, take less.
+    """
+    rows = keys.numel() // max(1, keys.shape[-1]) if keys.dim() else 1
+    return keys.numel() * (16 + keys.element_size()) if rows > 1 and keys.shape[-1] > _SORTED_IN_PLACE else 0
 
 
 def flat(results: Any) -> list[Any]:

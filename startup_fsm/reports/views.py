@@ -6,6 +6,7 @@ As in ``text``, every view is a sequence of pieces, says at its end what it cann
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -156,8 +157,18 @@ def outcome_view(
         yield indented(points(" ".join(map(str, each)) for each in tokens))
     yield heading("Verdict")
     yield from verdict_view(verdict)
-    yield heading("Journal")
-    yield indented(plain(path or "none: it could not be written, or nobody asked for one"))
+    yield heading("Look closer")
+    if path is None:
+        yield indented(plain("there is no journal: it could not be written, or nobody asked for one"))
+    else:
+        yield indented(plain(f"{_program()} doctor, blame, time or verify, and the path of the journal:"))
+        yield indented(plain(path))
+
+
+def _program() -> str:
+    """How this command was called, so that what is printed can be pasted."""
+    called = sys.argv[0]
+    return called if called.endswith("startup-fsm") else "python -m startup_fsm"
 
 
 def replay_view(start: Start, replays: Sequence[Replay]) -> Iterator[RenderableType]:

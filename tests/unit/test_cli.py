@@ -461,4 +461,4 @@ def test_demo_without_a_place_for_its_journal(tmp_path: Path):
     assert ran.returncode == 0
     assert "the journal cannot be written" in ran.stderr
     assert "\nready" in ran.stdout
-    assert "none: it could not be written" in ran.stdout
+    assert "there is no journal: it could not be written" in ran.stdout

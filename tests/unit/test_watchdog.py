@@ -43,7 +43,7 @@ def watchdog(stalls, tmp_path):
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("startup-fsm")]
+    return [thread for thread in threading.enumerate() if thread.name.startswith("startup-fsm-watchdog")]
 
 
 def the_stuck_line(stalls):
