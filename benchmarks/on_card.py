@@ -208,7 +208,7 @@ def timed(plan):
 
 def single(out, arguments):
     """One capture against two: time from weights loaded to verified, beside its floor."""
-    for attempt in range(2):
+    for attempt in range(arguments.pairs):
         throwaway = forked(out, f"throwaway, twice #{attempt}", functools.partial(timed, "throwaway"))
         once = forked(out, f"single_capture, twice #{attempt}", functools.partial(timed, "single_capture"))
         for kind in ("cold", "warm"):
@@ -498,6 +498,7 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(PARTS))
     parser.add_argument("--starts", type=int, default=10)
+    parser.add_argument("--pairs", type=int, default=4)
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in ("STARTUP_FSM_RUN", "STARTUP_FSM_RUN_OWNER"):

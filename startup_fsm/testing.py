@@ -19,11 +19,11 @@ def counting_start(
     A start that is ready to run: an engine that only counts bytes, on a device of ``total_bytes`` bytes.
 
     Args:
-        total_bytes: Capacity of the device.
+        total_bytes: Capacity of the device, where ``options`` bring none.
         engine: Attributes of :class:`startup_fsm.engines.counting.CountingEngine`.
         options: Of :class:`startup_fsm.Bootstrap`; the journal is kept in memory unless they say otherwise.
     """
-    device = SimulatedDevice(total_bytes)
+    device = options.pop("device", None) or SimulatedDevice(total_bytes)
     boot = Bootstrap(device=device, **{"journal": None, "discover": False, **options})
     return boot, CountingEngine(device=device, **(engine or {}))
 

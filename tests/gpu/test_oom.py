@@ -122,7 +122,7 @@ def test_the_instant_is_seen(device, tmp_path):
 
 
 def test_states_are_stamped(device):
-    """torch's own history carries the name of the state, so that memory_viz shows it."""
+    """Torch's own history carries the name of the state, so that memory_viz shows it."""
     if not hasattr(torch.cuda.memory, "_set_memory_metadata"):
         pytest.skip("this torch stamps nothing")
     torch.cuda.memory._record_memory_history(max_entries=1_000)

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 from startup_fsm.devices.costs import Costs  # noqa: E402
 from startup_fsm.devices.following import FollowingDevice  # noqa: E402
+from startup_fsm.devices.operators import sort_scratch  # noqa: E402
 from startup_fsm.pages import GIB, MIB, DeviceOutOfMemoryError  # noqa: E402
 
 FORBIDDEN = "operation not permitted when stream is capturing"
@@ -629,3 +630,31 @@ class TestAgainstAnH200:
         seen = self.run(sorted([1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)], reverse=True))
         assert seen["pool"] == (2_926.0, 2_574.3)
         assert seen["captured"][2] == pytest.approx(842.8, abs=4)
+
+
+class TestSortScratch:
+    """Scratch memory of a sort, which no operation shows."""
+
+    def test_rows(self):
+        """Many long rows take place, row, and a second buffer of keys and places: 20 bytes a float32."""
+        assert sort_scratch(torch.empty(512, 151_936, device="meta")) == 512 * 151_936 * 20
+
+    def test_short(self):
+        """One row, or short ones, take nothing that counts."""
+        assert sort_scratch(torch.empty(151_936, device="meta")) == 0
+        assert sort_scratch(torch.empty(512, 64, device="meta")) == 0
+
+    def test_it_is_in_the_peak(self):
+        """It is taken while the sort runs, beside its results, and given back."""
+        device = FollowingDevice(4 * GIB, fake=True, costs=Costs.none())
+        with device.scope(), torch.no_grad():
+            keys = torch.empty(64, 100_000)
+            before = device.snapshot()
+            device.reset_peaks()
+            ordered = keys.sort(dim=-1)
+            after = device.snapshot()
+            del ordered
+
+        one = 64 * 100_000
+        assert after.allocated_bytes - before.allocated_bytes == pytest.approx(12 * one, rel=1e-3)
+        assert after.allocated_peak_bytes - before.allocated_bytes == pytest.approx(32 * one, rel=1e-3)
