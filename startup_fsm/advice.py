@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from startup_fsm import budget
 from startup_fsm.causes import budget_before, graphs_needed, last_oom, request_that_fits
-from startup_fsm.checks.readings import utilization
+from startup_fsm.checks.readings import requested_bytes, utilization
 from startup_fsm.events import BudgetComputed
 from startup_fsm.findings import Advice, Change, Direction, Finding
 from startup_fsm.fold import RunState, Visit
@@ -195,11 +195,22 @@ def _weights(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
 
 def _profile(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     text = "the largest step sets what must stay free"
-    return [
-        _say("max_num_batched_tokens", "lower", text, before=run.knob("max_num_batched_tokens")),
-        _say("max_num_seqs", "lower", text, before=run.knob("max_num_seqs")),
-        _say("tensor_parallel_size", "raise", "each device then holds a part of the weights"),
-    ]
+    tokens = run.knob("max_num_batched_tokens")
+    found = [_say("max_num_seqs", "lower", text, before=run.knob("max_num_seqs"))]
+    found.append(_say("tensor_parallel_size", "raise", "each device then holds a part of the weights"))
+    before, after, oom = visit.before, visit.after, last_oom(visit, run)
+    if not isinstance(tokens, int) or before is None or after is None or oom is None or not oom.tried_bytes:
+        return [_say("max_num_batched_tokens", "lower", text, before=tokens), *found]
+    # What the step took until it failed, and asked for then, is the least that it needs; it goes by its tokens, and a
+    # transformer that dies in its first layers has seen a quarter of its peak at the worst.
+    needed = max(1, after.allocated_peak_bytes - before.allocated_bytes + oom.tried_bytes)
+    room = (requested_bytes(run, before.total_bytes) or before.total_bytes) - before.own_bytes
+    to = tokens * max(0, room) // (4 * needed) // 16 * 16
+    if not 0 < to < tokens:
+        return [_say("max_num_batched_tokens", "lower", text, before=tokens), *found]
+    why = f"{tokens} tokens need at least {format_bytes(needed)}; a quarter of the {format_bytes(room)} beside the weights"
+    best = _say("max_num_batched_tokens", "lower", f"{why} goes to {to}", before=tokens, to=to, unit="tokens")
+    return [best, *found]
 
 
 def _capture(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:

@@ -253,6 +253,8 @@ class Measurement:
         seen = self._captures(state)
         if not seen:
             return
+        # Should this start go back to sizing, it knows what its graphs take.
+        self.learned_graphs = max(self.learned_graphs, actual)
         said = estimators.every_rule(seen, [each.size for each in seen], actual)
         result: dict[str, int | None] = {"actual_bytes": actual, "estimated_bytes": self.recurring}
         result |= {f"{rule}_bytes": value for rule, value in said.items() if rule != "all"}

@@ -88,8 +88,8 @@ def _roomy(chance: Random) -> Scene:
 
 def _many_logits(chance: Random) -> Scene:
     # Logits that graphs keep, against what the largest step needs: only with many sizes do the graphs take more.
-    step = chance.choice((2, 3))
-    sizes = range(step, 40 * step + 1, step)
+    step = chance.choice((1, 2))
+    sizes = range(step, 80 * step + 1, step)
     return {
         "shape": attrs.evolve(SHAPES["0.5b"], name="0.5b, 1 layer", layers=1, dtype="float32"),
         "fake": True,

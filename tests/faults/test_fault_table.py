@@ -189,3 +189,17 @@ def test_the_stuck_line_is_shown(tmp_path):
 
     assert "acquire" in stack[-1]
     assert any("startup_fsm/engines" in line for line in stack)
+
+
+def test_a_step_that_does_not_fit(tmp_path, capsys):
+    """Where the largest step does not fit, the advised number of tokens, applied, makes the start ready."""
+    words = ("--shape", "8b", "--capture-sizes", "1,8")
+    _, verdict = start_here(tmp_path / "fault", capsys, *words, "--max-num-batched-tokens", "600000")
+    tokens = verdict["advice"][0]["changes"][0]
+
+    code, cured = start_here(tmp_path / "cured", capsys, *words, "--max-num-batched-tokens", str(tokens["to"]))
+
+    assert (verdict["outcome"], verdict["failed_state"]) == ("oom", "profile_activations")
+    assert verdict["findings"][0]["code"] == "profile.out_of_memory"
+    assert tokens["setting"] == "max_num_batched_tokens"
+    assert (cured["outcome"], code) == ("ready", 0)
