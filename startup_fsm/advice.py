@@ -208,8 +208,9 @@ def _profile(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     to = tokens * max(0, room) // (4 * needed) // 16 * 16
     if not 0 < to < tokens:
         return [_say("max_num_batched_tokens", "lower", text, before=tokens), *found]
-    why = f"{tokens} tokens need at least {format_bytes(needed)}; a quarter of the {format_bytes(room)} beside the weights"
-    best = _say("max_num_batched_tokens", "lower", f"{why} goes to {to}", before=tokens, to=to, unit="tokens")
+    why = f"{tokens} tokens need at least {format_bytes(needed)}; {to} may take a quarter of the {format_bytes(room)}"
+    why += " beside the weights"
+    best = _say("max_num_batched_tokens", "lower", why, before=tokens, to=to, unit="tokens")
     return [best, *found]
 
 
