@@ -168,10 +168,12 @@ def _overrun(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
 
 
 def _unused(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
-    share = utilization(run)
-    if share is None or visit.after is None or visit.after.total_bytes <= 0:
+    share, sized = utilization(run), budget_before(visit, run)
+    if share is None or sized is None or sized[1].total_bytes <= 0 or run.knob("requested_bytes") is not None:
         return []
-    to = math.floor((share + finding.bytes / visit.after.total_bytes) * 1000) / 1000
+    computed = sized[1]
+    wanted = min(computed.requested_bytes + finding.bytes, computed.reachable_bytes)
+    to = math.floor(wanted / computed.total_bytes * 1000) / 1000
     if not share < to <= 1:
         return []
     return [_say(_UTILIZATION, "raise", finding.message, before=share, to=to)]
@@ -181,8 +183,8 @@ def _pinned(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     room = finding.expected
     if not isinstance(room, int) or room <= 0:
         return []
-    text = f"{format_bytes(room)} are left for the KV cache"
-    return [_say(_PINNED, "lower", text, before=finding.observed, to=room, unit="bytes")]
+    sized, pinned = budget_before(visit, run), run.knob(_PINNED)
+    return [] if sized is None else _repin(room, pinned, sized[1], f"{format_bytes(room)} are left for the KV cache")
 
 
 def _weights(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:

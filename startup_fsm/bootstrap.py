@@ -210,6 +210,9 @@ class Bootstrap:
             self.recorder.record(NoteAdded(state=state, visit=visit, note=note))
         now = self.measurement.snapshot(state, visit, "sizing")
         reserve = self.measurement.graphs_to_reserve(self.knobs, state) if graphs else (0, "no graphs are captured")
+        if self.measurement.profile_peak is None:
+            reason = "no activations were profiled: nothing is kept free for the largest step"
+            self.recorder.record(DecisionMade(decision="no_headroom", reason=reason, state=state))
         inputs = self.measurement.inputs(self.knobs, now, block_bytes, longest.blocks if longest else None, reserve)
         computed = self.measurement.sized(inputs)
         self.recorder.record(computed)
@@ -303,7 +306,8 @@ class Bootstrap:
         if not self.plan.allows(edge.source, edge.name, taken=taken):
             return None
         lacking = self.measurement.lacking(self.history.budgets[-1][1]) if self.history.budgets else 0
-        if failed.failed.category == "oom" and lacking > 0:
+        # A failed throwaway capture goes on without graphs, not with a smaller KV cache.
+        if failed.failed.category == "oom" and edge.source != "capture_throwaway" and lacking > 0:
             # It would only fail while sizing, and hide what really ran out.
             inputs = {"edge": edge.name, "lacking_bytes": lacking, **self.measurement.lessons()}
             reason = "no smaller KV cache would do"

@@ -22,6 +22,8 @@ from startup_fsm.memory import MIB
 
 #: Smallest margin in bytes: the driver moves in 2 MiB pages and one reading may be off by a few of them.
 LEAST_MARGIN: Final = 64 * MIB
+#: Most that a reading which moved by itself adds to the margin, in bytes.
+MOST_DRIFT: Final = 1024 * MIB
 
 
 @attrs.frozen(kw_only=True)
@@ -138,7 +140,8 @@ class Inputs:
 
 def margin_bytes(total: int, *, drift: int = 0, late_return: int = 0) -> int:
     """The margin in bytes: for what a reading cannot see."""
-    return max(LEAST_MARGIN, total // 1000, 2 * abs(drift), late_return)
+    # What moved beyond the cap was somebody else's: it is a finding, and must not take the budget with it.
+    return max(LEAST_MARGIN, total // 1000, min(MOST_DRIFT, max(2 * abs(drift), late_return)))
 
 
 def headroom_bytes(reserved_peak: int, reserved_after: int) -> int:
@@ -187,7 +190,9 @@ def compute(inputs: Inputs) -> BudgetComputed:
         total_bytes=inputs.total,
         reachable_bytes=inputs.used_by_us + free,
         needed_bytes=None if inputs.needed_blocks is None else inputs.needed_blocks * inputs.block_bytes,
-        missing_bytes=0 if blocks >= least else least * inputs.block_bytes - wanted,
+        missing_bytes=0
+        if blocks >= least
+        else max(least * inputs.block_bytes - wanted, (least - blocks) * inputs.block_bytes),
     )
 
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import attrs
 
-from startup_fsm import budget
-from startup_fsm.checks.readings import sequence_numbers
+from startup_fsm.checks.readings import graphs_reserved, sequence_numbers
 from startup_fsm.events import BudgetComputed, OomObserved
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
@@ -34,6 +33,14 @@ def causes(visit: Visit, run: RunState) -> list[Finding]:
         return []
     code, what = _SAID.get(failed.category, ("state.raised", "the engine raised"))
     return [_raised(code, visit, what)]
+
+
+def was_answered(visit: Visit, run: RunState) -> bool:
+    """Whether the start went on from this visit's failure; a recovery that failed itself is no answer."""
+    following = next((each for each in run.visits if each.entered_seq > visit.entered_seq), None)
+    if following is None:
+        return False
+    return not (following.state == "recover_allocator" and following.failed is not None)
 
 
 def last_oom(visit: Visit, run: RunState) -> OomObserved | None:
@@ -156,11 +163,10 @@ def _sizing_snapshot(visit: Visit, run: RunState) -> tuple[int, Snapshot] | None
 
 
 def _capturing(visit: Visit, run: RunState) -> Finding:
-    sized = budget_before(visit, run)
+    sized = graphs_reserved(visit, run)
     if sized is None:
         return _ran_out("capture.out_of_memory", visit, run, "a graph")
-    seq, computed = sized
-    reserved = -budget.term(computed, "graphs")
+    seq, reserved = sized
     needed = graphs_needed(visit, run)
     if needed <= reserved:
         return _ran_out("capture.out_of_memory", visit, run, "a graph")

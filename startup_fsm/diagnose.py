@@ -14,7 +14,7 @@ import attrs
 
 from startup_fsm import budget
 from startup_fsm.advice import advise
-from startup_fsm.causes import budget_before, causes, last_oom, request_that_fits
+from startup_fsm.causes import budget_before, causes, last_oom, request_that_fits, was_answered
 from startup_fsm.checks.readings import graphs_actual, used_peak
 from startup_fsm.events import StateFailed
 from startup_fsm.findings import SEVERITIES, Advice, Finding, Severity
@@ -162,7 +162,7 @@ def _is_answered(finding: Finding, run: RunState) -> bool:
     """Whether a start that did not come to ready went on from this failure: then it ended of something else."""
     if run.finished is not None and run.finished[1].end == "ready":
         return False
-    return any(visit.failed is not None and visit.ended_seq in finding.evidence for visit in run.visits[:-1])
+    return any(visit.ended_seq in finding.evidence for visit in run.visits if visit.failed and was_answered(visit, run))
 
 
 def _findings(source: Source, result: Outcome) -> list[Finding]:
@@ -172,7 +172,7 @@ def _findings(source: Source, result: Outcome) -> list[Finding]:
     # Of tries that failed alike, the one that the start ended with is kept.
     for visit in (*run.visits[-1:], *run.visits[:-1]):
         for finding in causes(visit, run):
-            recovered = result == "ready" or visit is not run.current
+            recovered = result == "ready" or was_answered(visit, run)
             found.append(attrs.evolve(finding, severity=_recovered(visit)) if recovered else finding)
     for seq, judged in run.checks:
         # Of a state that was tried again only what failed it counts.

@@ -16,7 +16,7 @@ from startup_fsm.engine import Engine, LongestRequest
 from startup_fsm.errors import PlanError, RestartRequired
 from startup_fsm.events import BudgetComputed
 from startup_fsm.measurement import Measurement
-from startup_fsm.plan import WITHOUT_ARENA, Edge, Plan
+from startup_fsm.plan import WITHOUT_ARENA, WITHOUT_GRAPHS, Edge, Plan
 from startup_fsm.states import FAILED, READY
 from startup_fsm.step import LiveStep
 
@@ -148,7 +148,7 @@ class _Drive:
         plan = self._boot.plan
         edge = plan.onward(state)
         if self._without_graphs and edge is not None and edge.target == "capture_graphs":
-            edge = next((each for each in plan.edges_from(state) if each.policy == "degrade"), edge)
+            edge = plan.edge(state, WITHOUT_GRAPHS) or edge
         if self._without_arena:
             edge = plan.edge(state, WITHOUT_ARENA) or edge
         if edge is None:

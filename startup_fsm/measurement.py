@@ -42,6 +42,7 @@ PURPOSES = {
 _ERROR_OF_ALL: Final = 4 * MIB
 #: What the better rules were off by over 27 workloads, most of the time.
 _ERROR_OF_SOME: Final = 64 * MIB
+CAPTURED_ALREADY: Final = "captured already"
 _GRAPHS = ("throwaway_graphs", "graphs")
 _KV = ("profiling_kv", "kv")
 
@@ -147,8 +148,6 @@ class Measurement:
     def tear_down(self, state: str, visit: int) -> None:
         """Release graphs, then KV, each with its proof; and make the estimate where the readings allow it."""
         throwaway = "throwaway_graphs" in self.pools
-        # Real graphs die here too; after that nothing is baked in any more.
-        self.has_real_graphs = False
         after_graphs = self._release(_GRAPHS, "F1b", state, visit)
         after_kv = self._release(_KV, "F2", state, visit)
         self._close_arena(state, visit)
@@ -179,9 +178,12 @@ class Measurement:
         tests = {purpose: self.device.holder_test(pool) for purpose, pool in pools.items()}
         if any(pool.use_count() > 1 for pool in pools.values()):
             # Graphs that only a cycle still holds are nobody's.
-            self.recorder.measuring_ns += self.device.settle(clear_workspaces=True).duration_ns
+            self.recorder.measuring_ns += self.device.settle(clear_workspaces=False).duration_ns
         before = self.device.snapshot()
         counts = {purpose: pool.use_count() for purpose, pool in pools.items()}
+        if purposes == _GRAPHS and all(count <= 1 for count in counts.values()):
+            # Real graphs are gone too: from here on nothing is baked in any more.
+            self.has_real_graphs = False
         for pool in pools.values():
             pool.release()
         after = self.settle(state, visit, label, clear_workspaces=True)
@@ -263,7 +265,7 @@ class Measurement:
     def graphs_to_reserve(self, knobs: budget.Knobs, state: str) -> tuple[int, str]:
         """Bytes to take off for graphs that are still to come, and where that number is from; a decision says why."""
         if self.has_real_graphs:
-            return 0, "captured already"
+            return 0, CAPTURED_ALREADY
         measured = self.recurring
         chosen, source = 0, "nothing measured"
         if isinstance(knobs.graph_estimate, int):
@@ -272,7 +274,8 @@ class Measurement:
             source = "knob: none"
         elif measured is not None:
             source = "measured by release" if self.method == "all" else f"from a few sizes by {self.method}"
-            chosen = int(measured * knobs.graph_share)
+            # A negative delta is a fault of the measure, never a bonus; a check says so.
+            chosen = max(0, int(measured * knobs.graph_share))
         learned = self.learned_graphs
         if learned > chosen:
             chosen, source = learned, "a failed try"
@@ -306,8 +309,14 @@ class Measurement:
     def lacking(self, computed: BudgetComputed) -> int:
         """Bytes that a budget with these lessons would miss, given the one that failed; not positive when it fits."""
         more = max(0, self.shortfall + budget.term(computed, "shortfall"))
-        more += max(0, self.learned_graphs + budget.term(computed, "graphs"))
+        if not self._captures_first(computed):
+            more += max(0, self.learned_graphs + budget.term(computed, "graphs"))
         return more + (computed.needed_bytes or computed.block_bytes) - computed.available_bytes
+
+    @staticmethod
+    def _captures_first(computed: BudgetComputed) -> bool:
+        """Whether the graphs were captured before sizing, so that they are in what we use and not in a term."""
+        return any(term.term == "graphs" and term.source == CAPTURED_ALREADY for term in computed.terms)
 
     def lessons(self) -> dict[str, int]:
         """What failed tries taught, in bytes, for the journal."""
@@ -337,7 +346,7 @@ class Measurement:
             graphs=graphs[0],
             # Against what torch held just after profiling, settled: what came since is in ``used_by_us`` already.
             headroom=0 if baseline is None else budget.headroom_bytes(self.profile_peak or 0, baseline.reserved_bytes),
-            margin=budget.margin_bytes(now.total_bytes, drift=drift, late_return=self.late_return),
+            margin=budget.margin_bytes(now.total_bytes, drift=max(0, drift), late_return=self.late_return),
             shortfall=self.shortfall,
             block_bytes=block_bytes,
             needed_blocks=needed_blocks,

@@ -24,6 +24,8 @@ Policy = Literal["advance", "degrade", "recover", "fail"]
 _POLICIES: Final = get_args(Policy)
 #: Edges of a start that wanted virtual memory and goes on without it.
 WITHOUT_ARENA: Final = "without_arena"
+#: Edges of a start whose graphs could not be captured and that may go on without.
+WITHOUT_GRAPHS: Final = "without_graphs"
 
 _RESERVED: Final = frozenset({"state", "trigger", "model", "initial"})
 _RESERVED_PREFIXES: Final = ("_", "is_", "may_", "to_", "on_")
@@ -312,7 +314,7 @@ def throwaway(*, retries: int = 0, allow_eager: bool = False) -> Plan:
         Edge("advance", "recover_allocator", "teardown"),
         Edge("shrink", "allocate_kv", "teardown", "recover", retries, ("oom",)),
         Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
-        Edge("without_graphs", "allocate_kv", "verify", "degrade", eager),
+        Edge(WITHOUT_GRAPHS, "allocate_kv", "verify", "degrade", None if allow_eager else 0),
     ]
     return Plan("throwaway", states, edges + _failures(states))
 
@@ -349,7 +351,8 @@ def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
         Edge(WITHOUT_ARENA, "teardown", "size_kv", "degrade"),
         Edge(WITHOUT_ARENA, "size_kv", "allocate_kv", "degrade"),
         Edge("advance", "allocate_kv", "capture_graphs"),
-        Edge("without_graphs", "allocate_kv", "verify", "degrade", eager),
+        Edge(WITHOUT_GRAPHS, "reserve_kv", "size_kv", "degrade", None if allow_eager else 0),
+        Edge(WITHOUT_GRAPHS, "allocate_kv", "verify", "degrade", None if allow_eager else 0),
         Edge("shrink", "allocate_kv", "teardown", "recover", retries, ("oom",)),
         Edge(WITHOUT_ARENA, "capture_graphs", "verify", "degrade"),
     ]

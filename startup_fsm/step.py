@@ -22,7 +22,7 @@ from startup_fsm.measurement import PURPOSES, Measurement
 
 #: States whose KV buffers lie in an arena.
 _ON_ARENA = frozenset({"reserve_kv", "commit_kv"})
-_REAL_CAPTURE = "capture_graphs"
+_THROWAWAY_CAPTURE = "capture_throwaway"
 
 
 class LiveStep:
@@ -74,6 +74,9 @@ class LiveStep:
             return self._measurement.device.buffers(count, block_bytes * blocks)
 
     def _arena_buffers(self, count: int, block_bytes: int, blocks: int) -> list[Any]:
+        if self._measurement.arena is not None:
+            text = f"kv_buffers was called twice in {self.state}: an arena has one layout"
+            raise ValueError(f"{text}\nhint: ask for all sub-ranges in one call")
         arena = self._measurement.device.reserve(count, block_bytes, blocks)
         self._measurement.arena = arena
         arena.map_blocks(min(blocks, max(1, self._measurement.prefix_blocks)))
@@ -99,7 +102,8 @@ class LiveStep:
         """Warm up and capture ``body`` into this state's graph pool; one ``graph_captured`` event."""
         measurement, device = self._measurement, self._measurement.device
         pool = self.pool()
-        if self.state == _REAL_CAPTURE:
+        if self.state != _THROWAWAY_CAPTURE:
+            # Whatever the state is called: these graphs stay, and with them the workspaces that they hold.
             measurement.has_real_graphs = True
         before = device.snapshot()
         began = time.perf_counter_ns()

@@ -71,6 +71,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     Check("workspaces_still", _at("capture_throwaway", "capture_graphs"), held.workspaces_still),
     Check("pools_gone", _at("teardown"), proofs.pools_gone, "fail"),
     Check("weights_same", _at("teardown"), proofs.weights_same, "fail"),
+    Check("estimate_positive", _at("teardown"), sizes.estimate_positive),
     Check("terms_once", _at("size_kv"), sizes.terms_once),
     Check("mapped_within_reserved", _at("reserve_kv", "commit_kv"), sizes.mapped_within_reserved, "fail"),
     Check("pool_fresh", _at("capture_throwaway", "capture_graphs"), proofs.pool_fresh, "fail"),

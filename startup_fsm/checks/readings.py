@@ -32,12 +32,14 @@ def graphs_actual(visit: Visit) -> int | None:
     return settled[1].own_bytes - visit.before.own_bytes
 
 
-def graphs_reserved(run: RunState) -> tuple[int, int] | None:
-    """Seq and bytes of what the last budget took off for graphs; None where no budget was computed."""
-    if not run.budgets:
-        return None
-    seq, computed = run.budgets[-1]
-    return seq, -budget.term(computed, "graphs")
+def graphs_reserved(visit: Visit, run: RunState) -> tuple[int, int] | None:
+    """Seq and bytes of what the budget before a capture took off for its graphs; None where sizing comes after it."""
+    torn = [each.entered_seq for each in run.visits_of("teardown") if each.entered_seq < visit.entered_seq]
+    since = torn[-1] if torn else 0
+    for seq, computed in reversed(run.budgets):
+        if since < seq < visit.entered_seq:
+            return seq, -budget.term(computed, "graphs")
+    return None
 
 
 def used_peak(visit: Visit) -> int | None:

@@ -75,9 +75,27 @@ def mapped_within_reserved(
     ]
 
 
+def estimate_positive(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """What came back when graphs died is not negative: then something else moved while we measured."""
+    return [
+        Finding(
+            code="graphs.estimate_negative",
+            severity="warning",
+            state=visit.state,
+            message=f"the throwaway graphs seem to take {format_bytes(made.recurring_bytes)}: nothing is reserved",
+            observed=made.recurring_bytes,
+            expected=0,
+            bytes=-made.recurring_bytes,
+            evidence=(seq,),
+        )
+        for seq, made in run.estimates
+        if seq > visit.entered_seq and made.recurring_bytes < -PAGE
+    ]
+
+
 def graphs_as_estimated(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
     """The graphs took what was reserved for them."""
-    actual, reserved = graphs_actual(visit), graphs_reserved(run)
+    actual, reserved = graphs_actual(visit), graphs_reserved(visit, run)
     if actual is None or reserved is None:
         return []
     seq, promised = reserved

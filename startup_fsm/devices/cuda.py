@@ -249,6 +249,8 @@ class CudaDevice:
 
     def label(self, text: str) -> None:
         """Stamp what follows in torch's own allocation history, so that memory_viz shows our states."""
+        # What an engine caught itself is none of the next state's.
+        self.at_oom = None
         stamp(text)
 
     def holder_test(self, pool: Pool | None) -> Callable[[Any], bool]:

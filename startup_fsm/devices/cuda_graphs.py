@@ -259,7 +259,9 @@ def repair_allocator(device: CudaDevice, pool: CudaPool) -> Repair:
 def _proof(index: int) -> dict[str, int]:
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved(index)
-    probe = torch.empty(_PROBE, dtype=torch.uint8, device=torch.device("cuda", index))
+    # On a stream of its own, so that no cached block can serve it.
+    with torch.cuda.stream(torch.cuda.Stream(index)):  # type: ignore[no-untyped-call]
+        probe = torch.empty(_PROBE, dtype=torch.uint8, device=torch.device("cuda", index))
     during = torch.cuda.memory_reserved(index)
     del probe
     torch.cuda.empty_cache()

@@ -48,6 +48,7 @@ class Nvml:
         self.own_pid: int | None = None
         self.own_source = "not looked for"
         self._library: Any = None
+        self._listed: dict[int, int | None] = {}
         self._handle: Any = None
         try:
             import pynvml
@@ -85,8 +86,12 @@ class Nvml:
         try:
             listed = library.nvmlDeviceGetComputeRunningProcesses(self._handle)
         except library.NVMLError:
-            return {}
-        return {int(each.pid): None if each.usedGpuMemory is None else int(each.usedGpuMemory) for each in listed}
+            # One reading that fails must not charge everybody's memory to us: the last one stands.
+            return dict(self._listed)
+        self._listed = {
+            int(each.pid): None if each.usedGpuMemory is None else int(each.usedGpuMemory) for each in listed
+        }
+        return dict(self._listed)
 
     def find_own(self, allocate: Callable[[int], Callable[[], None]]) -> None:
         """

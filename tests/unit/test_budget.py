@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from startup_fsm.budget import (
     LEAST_MARGIN,
+    MOST_DRIFT,
     Inputs,
     Knobs,
     adds_up,
@@ -220,7 +221,8 @@ def test_margin_and_headroom_follow_their_rules() -> None:
     """The largest of four; reserved peaks, never negative."""
     assert margin_bytes(GIB) == LEAST_MARGIN
     assert margin_bytes(100 * GIB) == 100 * GIB // 1000
-    assert margin_bytes(GIB, drift=-GIB) == 2 * GIB
-    assert margin_bytes(GIB, late_return=3 * GIB) == 3 * GIB
+    assert margin_bytes(GIB, drift=-GIB // 4) == GIB // 2
+    assert margin_bytes(GIB, drift=40 * GIB, late_return=80 * GIB) == MOST_DRIFT
+    assert margin_bytes(GIB, late_return=GIB // 2) == GIB // 2
     assert headroom_bytes(5, 3) == 2
     assert headroom_bytes(3, 5) == 0

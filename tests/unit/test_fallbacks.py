@@ -132,3 +132,40 @@ class TestCards:
         """A card that nobody measured is refused with those that somebody did."""
         with pytest.raises(ValueError, match="'abacus' is none of nvidia-h200"):
             Costs.of_card("abacus")
+
+
+class TestWithoutGraphs:
+    """A start whose graphs could not be captured and that may go on without."""
+
+    @pytest.mark.parametrize(("plan", "source"), [(throwaway, "allocate_kv"), (single_capture, "reserve_kv")])
+    def test_it_stays_without_them_when_it_goes_back(self, plan, source):
+        """A retry after it takes the same edge again; it is not used up by the first time."""
+        made = plan(retries=2, allow_eager=True)
+
+        assert made.allows(source, "without_graphs", taken=3)
+        assert not plan(retries=2).allows(source, "without_graphs")
+
+    def test_an_arena_has_one_layout(self):
+        """A second call for buffers in the same state is refused before anything is lost."""
+
+        class Engine(CountingEngine):
+            def allocate_kv(self, step, blocks):
+                super().allocate_kv(step, blocks)
+                step.kv_buffers(1, self.block, blocks)
+
+        boot, _ = counting_start(plan=single_capture())
+        with pytest.raises(ValueError, match="kv_buffers was called twice in reserve_kv"):
+            boot.run(Engine(device=boot.device))
+
+
+def test_a_negative_estimate_is_no_bonus(monkeypatch):
+    """Where something else moved while we measured, nothing is added to the KV cache, and a finding says so."""
+    from startup_fsm import estimators
+
+    monkeypatch.setattr(estimators, "total", lambda *_: -GIB)
+    boot, engine = counting_start()
+    boot.run(engine)
+    verdict = verdict_of(boot)
+
+    assert {term.term: term.bytes for term in boot.history.budgets[0][1].terms}["graphs"] == 0
+    assert "graphs.estimate_negative" in {each.finding.code for each in verdict.findings}
