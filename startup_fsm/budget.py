@@ -3,7 +3,7 @@ How many bytes the KV cache may take. Pure arithmetic; every term is counted onc
 
     kv       = min(free, requested - used by us) - graphs - headroom - margin - shortfall + already mapped
     headroom = max(0, reserved peak of the largest eager step - reserved after it, settled)
-    margin   = max(64 MiB, 0.1% of total, 2 x drift, late return)
+    margin   = max(64 MiB, 0.1% of total, 2 x drift, late return), of the last two at most 1 GiB
 
 ``free`` is the smaller of the settled reading after teardown and the reading now. ``graphs`` is what comes back when
 graphs are dropped, not what goes away when they are captured: the one-time part stays and is in *used by us* already.
@@ -180,6 +180,8 @@ def compute(inputs: Inputs) -> BudgetComputed:
     if inputs.most_blocks is not None:
         blocks = min(blocks, inputs.most_blocks)
     least = max(1, inputs.needed_blocks or 1)
+    # What the ceiling cuts off is not there either, whatever memory is free.
+    held = wanted if inputs.most_blocks is None else inputs.most_blocks * inputs.block_bytes
     return BudgetComputed(
         terms=tuple(terms),
         available_bytes=available,
@@ -190,9 +192,7 @@ def compute(inputs: Inputs) -> BudgetComputed:
         total_bytes=inputs.total,
         reachable_bytes=inputs.used_by_us + free,
         needed_bytes=None if inputs.needed_blocks is None else inputs.needed_blocks * inputs.block_bytes,
-        missing_bytes=0
-        if blocks >= least
-        else max(least * inputs.block_bytes - wanted, (least - blocks) * inputs.block_bytes),
+        missing_bytes=0 if blocks >= least else least * inputs.block_bytes - min(wanted, held),
     )
 
 
