@@ -181,8 +181,9 @@ class Measurement:
             self.recorder.measuring_ns += self.device.settle(clear_workspaces=False).duration_ns
         before = self.device.snapshot()
         counts = {purpose: pool.use_count() for purpose, pool in pools.items()}
-        if purposes == _GRAPHS and all(count <= 1 for count in counts.values()):
-            # Real graphs are gone too: from here on nothing is baked in any more.
+        if pools and purposes == _GRAPHS and all(count <= 1 for count in counts.values()):
+            # Real graphs are gone too: from here on nothing is baked in any more. Graphs in pools that we do not
+            # know may live on, so without a pool of ours the flag stays.
             self.has_real_graphs = False
         for pool in pools.values():
             pool.release()
