@@ -40,7 +40,9 @@ def was_answered(visit: Visit, run: RunState) -> bool:
     following = next((each for each in run.visits if each.entered_seq > visit.entered_seq), None)
     if following is None:
         return False
-    return not (following.state == "recover_allocator" and following.failed is not None)
+    failed = following.failed
+    # A signal that arrives while we repair is an end of its own.
+    return following.state != "recover_allocator" or failed is None or failed.category == "signal"
 
 
 def last_oom(visit: Visit, run: RunState) -> OomObserved | None:

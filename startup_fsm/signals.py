@@ -6,6 +6,7 @@ Only the command line uses this: an embedding program keeps its own handlers.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -73,6 +74,11 @@ class _SignalRecorder:
             boot.recorder.sync()
         finally:
             self._recorded.add(number)
+            if not callable(self.before.get(number)):
+                # The main thread may be inside C code that never comes back to run a handler, or about to block: from
+                # here on the kernel ends the process, whatever that thread does.
+                self._say(number)
+                _restore_default(number)
             os.kill(self._pid, number)
 
     def _let_through(self, number: int, frame: FrameType | None) -> None:
@@ -93,3 +99,11 @@ class _SignalRecorder:
         # A progress bar hides the cursor.
         shown = "\r\x1b[?25h" if sys.stderr.isatty() else ""
         os.write(2, (shown + text).encode("utf-8", "backslashreplace"))
+
+
+def _restore_default(number: int) -> None:
+    """What ``signal.signal`` does for ``SIG_DFL``, which Python allows on the main thread only."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(number, None)
