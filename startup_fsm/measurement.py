@@ -167,8 +167,9 @@ class Measurement:
         self.arena = None
 
     def gone(self, purpose: str, state: str, visit: int) -> None:
-        """A pool that a repair ended: it is not ours any more."""
+        """A graph pool that a repair ended: it is not ours any more, and no graph of it lives."""
         pool = self.pools.pop(purpose)
+        self.has_real_graphs = False
         left = _reserved(self.device.snapshot(), pool)
         self.recorder.record(PoolReleased(pool=pool.id, purpose=purpose, state=state, visit=visit, left_bytes=left))
 
