@@ -30,6 +30,7 @@ class RunStarted(Event):
         fingerprint: Digest of engine, plan and knobs; equal on all ranks of a run.
         mode: ``default``, ``observe`` or ``strict``.
         source: ``journal`` for a live or simulated start, else the importer.
+        label: What the source calls this process, such as ``DP0 TP3``; None for our own, which have their names.
     """
 
     kind: ClassVar[str] = "run_started"
@@ -48,6 +49,7 @@ class RunStarted(Event):
     fingerprint: str | None = None
     mode: str = "default"
     source: str = "journal"
+    label: str | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -139,6 +141,7 @@ class StateFailed(Event):
         error_type: Qualified name of the exception.
         category: ``oom``, ``capture``, ``pool``, ``check``, ``budget``, ``hook``, ``host_oom``, ``peer``, ``signal``,
             ``restart`` (the allocator could not be repaired), ``unsupported`` (no virtual memory) or ``raised``.
+        reason: One word for what an engine said in its log, such as ``no_blocks``; empty for our own starts.
         message: Its text.
         where: Innermost frames, outermost first.
         duration_ns: From entry to here, ours included.
@@ -153,6 +156,7 @@ class StateFailed(Event):
     part: str | None = None
     error_type: str
     category: str
+    reason: str = ""
     message: str
     where: tuple[str, ...] = ()
     duration_ns: int = 0

@@ -34,12 +34,14 @@ class Origin:
         line: Line number from 1.
         resolution: Half a unit of the last printed digit, in bytes; None for what is exact.
         inferred: True where nothing printed says so.
+        text: The message that says so, as printed, at most 300 characters of it.
     """
 
     source: str
     line: int | None = None
     resolution: int | None = None
     inferred: bool = False
+    text: str | None = None
 
 
 @attrs.frozen(kw_only=True)
