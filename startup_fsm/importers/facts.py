@@ -55,11 +55,11 @@ NOBODY: Final = Speaker()
 
 @attrs.frozen(slots=True)
 class Said:
-    """
+    r"""
     One message.
 
     Attributes:
-        line: Line number in the file, from 1; parts of one line that ``\\r`` separates share it.
+        line: Line number in the file, from 1; parts of one line that ``\r`` separates share it.
         text: The message without any prefix; for a traceback the indentation is kept.
         speaker: Whose it is.
         form: ``vllm`` (level, date, file), ``sglang`` (``[date rank]``), ``other`` (a foreign logger), ``plain``.
