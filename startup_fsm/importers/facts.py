@@ -7,6 +7,7 @@ width of its last printed digit beside it.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal, Protocol
@@ -189,12 +190,14 @@ class Raised:
         type: Its name as printed, such as ``torch.OutOfMemoryError``.
         message: Its text.
         frames: Outermost first; empty where none were printed.
+        cause: What it was raised from, where the text says so.
     """
 
     line: int
     type: str
     message: str
     frames: tuple[Frame, ...] = ()
+    cause: Raised | None = None
 
 
 class Heard(Protocol):
@@ -216,16 +219,26 @@ class Row:
     Attributes:
         name: Its id in the catalogue, such as ``L56``.
         anchor: Literal text that every such line holds; looked for before ``pattern`` is tried.
-        pattern: Searched in the message; linear, no nested repetition.
+        pattern: Searched in the message; linear, no nested repetition. A text, compiled when its anchor is first met:
+            compiling a whole catalogue would take longer than reading a log.
         facts: What it says.
         form: Only of lines in this form; None for any.
     """
 
     name: str
     anchor: str
-    pattern: re.Pattern[str]
+    pattern: str
     facts: Callable[[re.Match[str], Heard], Iterable[Fact]]
     form: str | None = None
+
+    def search(self, text: str) -> re.Match[str] | None:
+        """The match in a message that holds the anchor."""
+        return _compiled(self.pattern).search(text)
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 class Grammar(Protocol):
