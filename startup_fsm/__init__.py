@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from startup_fsm.bootstrap import Bootstrap
     from startup_fsm.budget import Knobs
-    from startup_fsm.diagnose import Source
     from startup_fsm.engine import Engine, Graph, LongestRequest, Pool, Step
     from startup_fsm.events import BudgetComputed, Record
     from startup_fsm.findings import Advice, Change, Finding
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from startup_fsm.journal import Journal, read_journal
     from startup_fsm.memory import Snapshot, format_bytes
     from startup_fsm.plan import Edge, Plan, eager, observed, single_capture, throwaway
+    from startup_fsm.sources import Source
     from startup_fsm.states import State
     from startup_fsm.verdict import Verdict
 
@@ -56,7 +56,6 @@ __all__ = [
 _HOMES = {
     "bootstrap": ("Bootstrap",),
     "budget": ("Knobs",),
-    "diagnose": ("Source",),
     "engine": ("Engine", "Graph", "LongestRequest", "Pool", "Step"),
     "events": ("BudgetComputed", "Record"),
     "findings": ("Advice", "Change", "Finding"),
@@ -64,6 +63,7 @@ _HOMES = {
     "journal": ("Journal", "read_journal"),
     "memory": ("Snapshot", "format_bytes"),
     "plan": ("Edge", "Plan", "eager", "observed", "single_capture", "throwaway"),
+    "sources": ("Source",),
     "states": ("State",),
     "verdict": ("Verdict",),
 }

@@ -30,7 +30,19 @@ _VERBS: Final = {
         "verify": "Replay against the plan, and judge again with today's checks.",
         "plan": "List plans, or draw one.",
     },
+    "asking": {
+        "what-if": "The budget again with other settings.",
+    },
+    "importing": {
+        "import": "A text log as journals.",
+    },
+    "showing": {
+        "report": "One HTML page that needs no network: every picture of a start.",
+    },
 }
+
+#: Verbs that are words of Python, too, and the function that does them.
+_FUNCTIONS: Final = {"import": "import_log"}
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
@@ -73,7 +85,9 @@ def _app() -> App:
     )
     for module, verbs in _VERBS.items():
         for verb, summary in verbs.items():
-            app.command(f"startup_fsm.verbs.{module}:{verb}", name=verb, help=summary)
+            app.command(
+                f"startup_fsm.verbs.{module}:{_FUNCTIONS.get(verb, verb.replace('-', '_'))}", name=verb, help=summary
+            )
     return app
 
 

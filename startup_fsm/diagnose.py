@@ -6,47 +6,23 @@ Ranking: the earliest violated invariant first, then severity, then bytes; notes
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import attrs
 
-from startup_fsm import budget
 from startup_fsm.advice import advise
-from startup_fsm.causes import budget_before, causes, last_oom, request_that_fits, was_answered
-from startup_fsm.checks.readings import graphs_actual, used_peak
+from startup_fsm.causes import budget_before, causes, last_oom, was_answered
 from startup_fsm.events import StateFailed
+from startup_fsm.figures import figures_of, last_snapshot
 from startup_fsm.findings import SEVERITIES, Advice, Finding, Severity
 from startup_fsm.fold import RunState, Visit
-from startup_fsm.memory import Snapshot, accounts
+from startup_fsm.memory import accounts
+from startup_fsm.sources import Source
 from startup_fsm.verdict import SOURCES, Outcome, RankedFinding, Verdict
 
 #: Time outside every state that is worth a note: more than this, and more than a fifth of the start.
 _UNATTRIBUTED_NS: Final = 1_000_000_000
-
-
-@attrs.frozen(kw_only=True)
-class Source:
-    """
-    One process of a start and what surrounds its journal.
-
-    Attributes:
-        run: The fold of its journal.
-        problems: What is wrong with the file: kind, sentence, seq of the next good event.
-        is_alive: Whether a process still holds the journal open for writing.
-        stacks: The stack that faulthandler left beside it, outermost line first; empty where it left none.
-    """
-
-    run: RunState
-    problems: tuple[tuple[str, str, int | None], ...] = ()
-    is_alive: bool = False
-    stacks: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """``rank 3``, or the name of a process that is no rank."""
-        return self.run.process or "unknown" if self.run.rank is None else f"rank {self.run.rank}"
 
 
 def diagnose(sources: Sequence[Source], *, source: str = "journal", origin: str | None = None) -> Verdict:
@@ -66,7 +42,7 @@ def diagnose(sources: Sequence[Source], *, source: str = "journal", origin: str 
     ranked = _ranked(sources, outcomes)
     started = run.started
     read = source if started is None or started.source == "journal" else started.source
-    last = _last_snapshot(run)
+    last = last_snapshot(run)
     figures = {each.label: figures_of(each.run) for each in sources}
     return Verdict(
         source=read if read in SOURCES else "unknown",
@@ -294,59 +270,8 @@ def _visit_of(finding: Finding, run: RunState) -> Visit | None:
     return run.current
 
 
-def figures_of(run: RunState) -> dict[str, int | float]:
-    """Figures of the shared list, by name; what nothing measured is absent."""
-    figures: dict[str, int | float | None] = {name: event.value for name, (_, event) in run.figures.items()}
-    first, last = (_first_snapshot(run), _last_snapshot(run))
-    if first is not None and last is not None:
-        figures["total_bytes"] = first.total_bytes
-        figures["free_at_start_bytes"] = first.free_bytes
-        figures["outside_torch_bytes"] = last.outside_bytes
-        figures["unexplained_bytes"] = last.unexplained_bytes
-        figures["process_bytes"] = last.process_bytes
-    for knob in ("gpu_memory_utilization", "max_model_len", "max_num_seqs"):
-        value = run.knob(knob)
-        figures[knob] = value if type(value) in (int, float) and math.isfinite(value) else None
-    loaded = run.last("load_weights")
-    if loaded is not None and loaded.left is not None and loaded.before is not None and loaded.after is not None:
-        figures["weights_bytes"] = loaded.after.allocated_bytes - loaded.before.allocated_bytes
-    if run.estimates:
-        figures["graph_recurring_bytes"] = run.estimates[-1][1].recurring_bytes
-        figures["graph_one_time_bytes"] = run.estimates[-1][1].one_time_bytes
-    _sized_figures(run, figures)
-    for visit in run.visits:
-        if visit.state == "capture_graphs" and visit.left is not None:
-            figures["graph_actual_bytes"] = graphs_actual(visit)
-        if visit.state == "verify" and visit.left is not None:
-            figures["used_peak_bytes"] = used_peak(visit)
-    if run.ooms:
-        figures["oom_tried_bytes"] = run.ooms[-1][1].tried_bytes
-        figures["oom_free_bytes"] = run.ooms[-1][1].free_bytes
-        figures["torch_allocated_bytes"] = run.ooms[-1][1].allocated_bytes
-        figures["torch_reserved_unallocated_bytes"] = run.ooms[-1][1].reserved_unallocated_bytes
-        figures["graph_private_pool_bytes"] = run.ooms[-1][1].private_pool_bytes
-    return {name: value for name, value in figures.items() if value is not None}
-
-
-def _sized_figures(run: RunState, figures: dict[str, int | float | None]) -> None:
-    if not run.budgets:
-        return
-    computed = run.budgets[-1][1]
-    figures["requested_bytes"] = computed.requested_bytes
-    figures["kv_available_bytes"] = computed.available_bytes
-    figures["kv_needed_bytes"] = computed.needed_bytes
-    figures["graph_estimate_bytes"] = -budget.term(computed, "graphs")
-    figures["activation_reserved_peak_bytes"] = -budget.term(computed, "headroom")
-    if not computed.missing_bytes:
-        figures["kv_cache_bytes"] = computed.kv_bytes
-        figures["gpu_blocks"] = computed.blocks
-    sizing = run.last("size_kv")
-    if sizing is not None and (fits := request_that_fits(sizing, computed)):
-        figures["estimated_max_model_len" if computed.missing_bytes else "kv_tokens"] = fits
-
-
 def _inferred(run: RunState) -> tuple[str, ...]:
-    last = _last_snapshot(run)
+    last = last_snapshot(run)
     return () if last is None or last.process_bytes is not None else ("outside_torch_bytes", "unexplained_bytes")
 
 
@@ -371,18 +296,9 @@ def _durations(run: RunState) -> dict[str, int]:
     return durations
 
 
-def _first_snapshot(run: RunState) -> Snapshot | None:
-    return next((shot for visit in run.visits for _, shot in visit.snapshots.values()), None)
-
-
-def _last_snapshot(run: RunState) -> Snapshot | None:
-    shots = [pair for visit in run.visits for pair in visit.snapshots.values()]
-    return max(shots, key=lambda pair: pair[0])[1] if shots else None
-
-
 def _unseen(run: RunState) -> list[str]:
     unseen = []
-    last = _last_snapshot(run)
+    last = last_snapshot(run)
     if last is None:
         unseen.append("memory: no snapshot was taken")
     elif last.process_bytes is None:

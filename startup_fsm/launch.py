@@ -13,12 +13,13 @@ import attrs
 
 from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.budget import Knobs
-from startup_fsm.diagnose import Source, diagnose
+from startup_fsm.diagnose import diagnose
 from startup_fsm.engine import Engine
 from startup_fsm.errors import EngineImportError, StartupError
 from startup_fsm.fold import RunState
 from startup_fsm.plan import driven
 from startup_fsm.signals import signals_recorded
+from startup_fsm.sources import Source
 from startup_fsm.verdict import Verdict
 
 if TYPE_CHECKING:

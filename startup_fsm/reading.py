@@ -1,5 +1,5 @@
 """
-From what somebody names on the command line to starts: journals, run directories, mirrored lines, standard input.
+From what somebody names on the command line to starts: journals, run directories, text logs, standard input.
 
 A start is one attempt of one run with all its processes. What is wrong inside a file is a problem of its process; what
 cannot be read at all is one error that says what, where, and what to do. Memory is bounded by one line and the events.
@@ -13,19 +13,18 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 import attrs
 
-from startup_fsm.diagnose import Source
 from startup_fsm.errors import JournalError, UnknownSchema
 from startup_fsm.events import RunStarted
-from startup_fsm.fold import RunState, fold
-from startup_fsm.journal import Journal, Problem, read_descriptor
+from startup_fsm.journal import Journal, Problem, file_name, read_descriptor
 from startup_fsm.stacks import read_stacks
+from startup_fsm.starts import TEXT_LOG, Found, Start, grouped, with_problem
 
 #: Stands for standard input.
 STDIN: Final = "-"
@@ -39,86 +38,7 @@ _LATER_EVENT: Final = re.compile(rb'\n[ \t]*\{[ \t]*"v"[ \t]*:[ \t]*\d+[ \t]*,[ 
 _NAME: Final = re.compile(r"(?P<process>.+)\.(?P<attempt>[1-9][0-9]{0,8})\.jsonl")
 _STAMP: Final = re.compile(r"[0-9]{8}T[0-9]{6}Z")
 
-_WHAT_TO_NAME: Final = "name a run directory, a journal file, a text file with mirrored lines, or - for standard input"
-
-
-@attrs.frozen(kw_only=True)
-class Process:
-    """
-    What is known of one process of a start.
-
-    Attributes:
-        journal: Its records and what is wrong with them.
-        history: The fold of the records.
-        is_alive: Whether a writer still holds the journal.
-        stacks: What faulthandler left beside it, outermost line first.
-    """
-
-    journal: Journal
-    history: RunState
-    is_alive: bool = False
-    stacks: tuple[str, ...] = ()
-
-    @property
-    def label(self) -> str:
-        """``rank 3``, or the name of a process that is no rank."""
-        return self.as_source().label
-
-    def as_source(self) -> Source:
-        """As the diagnosis takes it."""
-        problems = tuple((each.kind, each.message, each.seq) for each in self.journal.problems)
-        return Source(run=self.history, problems=problems, is_alive=self.is_alive, stacks=self.stacks)
-
-
-@attrs.frozen(kw_only=True)
-class Start:
-    """
-    One attempt of one run.
-
-    Attributes:
-        run, attempt: Which.
-        source: ``journal`` or ``mirror``.
-        origin: What was read: a run directory, a file, or ``-``.
-        is_whole: Whether all that the origin has of this attempt was read; False for one file of a run directory.
-        processes: At least one, in the order of their names.
-    """
-
-    run: str | None
-    attempt: int
-    source: str
-    origin: str
-    is_whole: bool
-    processes: tuple[Process, ...]
-
-    @property
-    def sources(self) -> tuple[Source, ...]:
-        """As the diagnosis takes them."""
-        return tuple(process.as_source() for process in self.processes)
-
-    @property
-    def unseen(self) -> tuple[str, ...]:
-        """What the source cannot tell, whatever is asked of it."""
-        found: list[str] = []
-        if self.source == "journal" and not self.is_whole:
-            found.append("other processes of this run: one journal was read")
-        for process in self.processes:
-            history, label = process.history, process.label
-            found += [f"{label}: {problem.message}" for problem in process.journal.problems]
-            if history.finished is None:
-                why = "it is still being written" if process.is_alive else "the journal has no end"
-                found.append(f"{label}: what comes after seq {history.last_seq}: {why}")
-            for kind, count in history.unknown.items():
-                found.append(f"{label}: what {count} of an unknown kind mean: {kind}")
-        return tuple(found)
-
-
-@attrs.frozen(kw_only=True)
-class _Found:
-    """A journal and what belongs to it besides its lines."""
-
-    journal: Journal
-    is_alive: bool = False
-    stacks: tuple[str, ...] = ()
+_WHAT_TO_NAME: Final = "name a run directory, a journal file, the text log of a start, or - for standard input"
 
 
 def read_starts(path: str | Path) -> tuple[Start, ...]:
@@ -128,16 +48,16 @@ def read_starts(path: str | Path) -> tuple[Start, ...]:
     Of a directory of runs the newest run is read.
 
     Raises:
-        JournalError: Nothing can be read: no such path, no event, no mirrored line, no permission.
+        JournalError: Nothing can be read: no such path, no event, no line that says anything of a start, no permission.
         UnknownSchema: A newer version wrote it.
     """
     name = str(path)
     if name == STDIN:
-        return _from_file(0, "standard input", name)
+        return starts_in(0, "standard input", name)
     descriptor = _opened(name)
     try:
         if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-            return _from_file(descriptor, name, name)
+            return starts_in(descriptor, name, name)
     finally:
         os.close(descriptor)
     return _from_directory(Path(name))
@@ -167,18 +87,30 @@ def _said(shown: str) -> Iterator[None]:
         raise JournalError(f"{shown}: {error.strerror or error}", path=shown, hint=hint) from None
 
 
-def _from_file(descriptor: int, shown: str, name: str) -> tuple[Start, ...]:
+def starts_in(descriptor: int, shown: str, name: str) -> tuple[Start, ...]:
+    """
+    The starts that an open file or pipe holds from where it stands, oldest first.
+
+    Args:
+        descriptor: What is read; it stays open.
+        shown: What errors call it.
+        name: What it is to the starts: their origin.
+
+    Raises:
+        JournalError: Not a single event.
+        UnknownSchema: A newer version wrote it.
+    """
     found, source = _read(descriptor, shown, name)
-    return tuple(_starts(found, source=source, origin=name, is_whole=source == "mirror"))
+    return tuple(grouped(found, source=source, origin=name, is_whole=source != "journal"))
 
 
 def _from_directory(root: Path) -> tuple[Start, ...]:
     directory = root
     with _said(str(root)):
-        files = _journals_in(root)
+        files = journals_in(root)
         if not files:
-            directory, files = _newest_run(root)
-    found: list[_Found] = []
+            directory, files = newest_run(root)
+    found: list[Found] = []
     empty: list[JournalError] = []
     for file in files:
         try:
@@ -193,32 +125,45 @@ def _from_directory(root: Path) -> tuple[Start, ...]:
             empty.append(error)
     if not found:
         raise empty[0]
-    starts = list(_starts(found, source="journal", origin=str(directory), is_whole=True))
+    starts = list(grouped(found, source="journal", origin=str(directory), is_whole=True))
     for one in empty:
         # The others of its run can be read: what is wrong with this one is said with them.
-        starts[-1] = _with_problem(starts[-1], Problem(kind="broken", offset=0, line=1, message=one.message))
+        starts[-1] = with_problem(starts[-1], Problem(kind="broken", offset=0, line=1, message=one.message))
     return tuple(starts)
 
 
-def _journals_in(directory: Path) -> list[Path]:
+def journals_in(directory: Path) -> list[Path]:
+    """The journals of a run directory, by name."""
     return sorted(each for each in directory.iterdir() if each.suffix == ".jsonl")
 
 
-def _newest_run(root: Path) -> tuple[Path, list[Path]]:
+def newest_run(root: Path, *, besides: Collection[str] = ()) -> tuple[Path, list[Path]]:
+    """
+    The newest of a directory of runs, and its journals.
+
+    Args:
+        root: The directory.
+        besides: Names of run directories that do not count.
+
+    Raises:
+        JournalError: There is none.
+    """
+
     def began(directory: Path) -> tuple[str, int, str]:
         # Run ids of our own begin with their time; the clock of a directory does not survive its copying.
         stamp, changed = _STAMP.match(directory.name), directory.stat().st_mtime_ns
         seconds = time.gmtime(changed // 1_000_000_000)
         return stamp[0] if stamp else time.strftime("%Y%m%dT%H%M%SZ", seconds), changed, directory.name
 
-    for directory in sorted((each for each in root.iterdir() if each.is_dir()), key=began, reverse=True):
-        if files := _journals_in(directory):
+    runs = (each for each in root.iterdir() if each.name not in besides and each.is_dir())
+    for directory in sorted(runs, key=began, reverse=True):
+        if files := journals_in(directory):
             return directory, files
     hint = "journals are files named <process>.<attempt>.jsonl in a run directory"
     raise JournalError(f"{root}: no journal in this directory", path=str(root), hint=hint)
 
 
-def _read(descriptor: int, shown: str, name: str) -> tuple[list[_Found], str]:
+def _read(descriptor: int, shown: str, name: str) -> tuple[list[Found], str]:
     """
     What an open file holds, as a journal or as mirrored lines, and which of the two.
 
@@ -232,18 +177,18 @@ def _read(descriptor: int, shown: str, name: str) -> tuple[list[_Found], str]:
     return found, source
 
 
-def _found(descriptor: int, shown: str) -> tuple[list[_Found], str, bytes]:
+def _found(descriptor: int, shown: str) -> tuple[list[Found], str, bytes]:
     status = os.fstat(descriptor)
     # Before the reading: a writer that ends in between has written its end by then. An empty file is left alone, since
     # its writer may be about to ask for the lock.
-    is_held = status.st_size > 0 and _is_held(descriptor)
+    has_writer = status.st_size > 0 and is_held(descriptor)
     head = b""
     while len(head) < _HEAD and (block := os.read(descriptor, _BLOCK)):
         head += block
-    if _is_journal(head, shown):
+    if is_journal(head, shown):
         if stat.S_ISREG(status.st_mode):
             os.lseek(descriptor, -len(head), os.SEEK_CUR)
-            return [_whole(read_descriptor(descriptor, shown), is_held=is_held)], "journal", head
+            return [_whole(read_descriptor(descriptor, shown), is_held=has_writer)], "journal", head
         from tempfile import TemporaryFile
 
         # A journal is read by descriptor; its first bytes have left the pipe already.
@@ -252,19 +197,60 @@ def _found(descriptor: int, shown: str) -> tuple[list[_Found], str, bytes]:
             while block := os.read(descriptor, _BLOCK):
                 copy.write(block)
             copy.seek(0)
-            return [_Found(journal=read_descriptor(copy.fileno(), shown))], "journal", head
+            return [Found(journal=read_descriptor(copy.fileno(), shown))], "journal", head
+    if not _holds_mirror(head):
+        is_file = stat.S_ISREG(status.st_mode)
+        here = os.lseek(descriptor, 0, os.SEEK_CUR) if is_file else 0
+        found, is_mirror = _from_log(_Stream(head, descriptor), shown)
+        if not is_mirror or not is_file:
+            return found, TEXT_LOG, head
+        # Mirrored lines further down tell more than the words of the engine do.
+        os.lseek(descriptor, here, os.SEEK_SET)
+    return _fished(_Stream(head, descriptor), shown), "mirror", head
+
+
+def _holds_mirror(head: bytes) -> bool:
+    from startup_fsm.mirror import holds_mirror
+
+    return holds_mirror(head)
+
+
+def _from_log(stream: _Stream, shown: str) -> tuple[list[Found], bool]:
+    """The starts that a text log tells, and whether there are mirrored lines in it."""
+    from startup_fsm.importers.textlog import read_log
+
+    log = read_log(stream)
+    found: list[Found] = []
+    for start in log.starts:
+        for process in start.processes:
+            name = f"{shown}#{start.run}/{file_name(process.name, 1)}"
+            problems = tuple(
+                Problem(kind="gap", offset=0, line=start.last_line, message=f"{process.unlisted} events were left out")
+                for _ in range(min(1, process.unlisted))
+            )
+            found.append(Found(journal=Journal(name, process.records, problems)))
+    if log.left_out and found:
+        text = f"{log.left_out} earlier starts in this log were left out"
+        lost = Problem(kind="gap", offset=0, line=1, message=text)
+        journal = found[0].journal
+        found[0] = Found(journal=attrs.evolve(journal, problems=(*journal.problems, lost)))
+    return found, log.holds_mirror
+
+
+def _fished(stream: _Stream, shown: str) -> list[Found]:
     from startup_fsm.fishing import fish
 
-    catch = fish(cast("BinaryIO", _Stream(head, descriptor)), shown)
-    found = [_Found(journal=journal) for journal in catch.journals]
+    catch = fish(cast("BinaryIO", stream), shown)
+    found = [Found(journal=journal) for journal in catch.journals]
     if catch.problems:
         # Torn texts that are nobody's go with the last start, or stand alone.
         last = found.pop().journal if found else Journal(shown, ())
-        found.append(_Found(journal=attrs.evolve(last, problems=(*last.problems, *catch.problems))))
-    return found, "mirror", head
+        found.append(Found(journal=attrs.evolve(last, problems=(*last.problems, *catch.problems))))
+    return found
 
 
-def _is_journal(head: bytes, name: str) -> bool:
+def is_journal(head: bytes, name: str) -> bool:
+    """Whether a file that begins so, and is called so, is a journal."""
     if _EVENT.match(head):
         return True
     from startup_fsm.mirror import holds_mirror
@@ -290,17 +276,22 @@ class _Stream:
         return os.read(self._descriptor, size)
 
 
-def _whole(journal: Journal, *, is_held: bool) -> _Found:
+def _whole(journal: Journal, *, is_held: bool) -> Found:
     """A journal file with its writer and its side file."""
     first = journal.records[0].event if journal.records else None
-    is_alive = is_held and not _is_gone(first if isinstance(first, RunStarted) else None)
+    is_alive = is_held and not is_gone(first if isinstance(first, RunStarted) else None)
     if is_alive and journal.problems and journal.problems[-1].kind == "torn":
         # The line is being written right now.
         journal = attrs.evolve(journal, problems=journal.problems[:-1])
-    return _Found(journal=journal, is_alive=is_alive, stacks=read_stacks(Path(journal.path).with_suffix(".stacks")))
+    return Found(journal=journal, is_alive=is_alive, stacks=read_stacks(Path(journal.path).with_suffix(".stacks")))
 
 
-def _is_held(descriptor: int) -> bool:
+def is_held(descriptor: int) -> bool:
+    """
+    Whether a writer holds a journal.
+
+    Never ask an empty file: its writer may be about to take the lock, which this takes for an instant.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -311,7 +302,7 @@ def _is_held(descriptor: int) -> bool:
     return False
 
 
-def _is_gone(started: RunStarted | None) -> bool:
+def is_gone(started: RunStarted | None) -> bool:
     """Whether the process that began the journal is dead for certain: a child of it may still hold the lock."""
     if started is None or started.pid is None or started.host != os.uname().nodename:
         return False
@@ -326,40 +317,7 @@ def _is_gone(started: RunStarted | None) -> bool:
     return False
 
 
-def _starts(found: Iterable[_Found], *, source: str, origin: str, is_whole: bool) -> Iterator[Start]:
-    groups: dict[tuple[str | None, int, int], list[Process]] = {}
-    seen: dict[tuple[str | None, int, str | None], int] = {}
-    for each in found:
-        process = Process(
-            journal=each.journal, history=_history(each.journal), is_alive=each.is_alive, stacks=each.stacks
-        )
-        history = process.history
-        # A container that restarts without its journal mirrors the same names again: that is another start.
-        key = (history.run, history.attempt, history.process)
-        seen[key] = seen.get(key, -1) + 1
-        groups.setdefault((history.run, history.attempt, seen[key]), []).append(process)
-    for run, attempt, again in sorted(groups, key=lambda key: (key[0] or "", *key[1:])):
-        processes = tuple(groups[run, attempt, again])
-        yield Start(run=run, attempt=attempt, source=source, origin=origin, is_whole=is_whole, processes=processes)
-
-
-def _history(journal: Journal) -> RunState:
-    history = fold(journal.records)
-    if history.started is None and journal.records:
-        # The beginning is lost; every line says whose it is.
-        first = journal.records[0]
-        history.run, history.process, history.rank = first.run, first.process, first.rank
-        history.attempt = first.attempt
-    return history
-
-
-def _with_problem(start: Start, problem: Problem) -> Start:
-    first, *others = start.processes
-    journal = attrs.evolve(first.journal, problems=(*first.journal.problems, problem))
-    return attrs.evolve(start, processes=(attrs.evolve(first, journal=journal), *others))
-
-
-def _nothing_in(shown: str, name: str, found: list[_Found], source: str, head: bytes) -> JournalError:
+def _nothing_in(shown: str, name: str, found: list[Found], source: str, head: bytes) -> JournalError:
     """The error for a file without a single event."""
     problems = [problem for each in found for problem in each.journal.problems]
     where = problems[0] if problems else None
@@ -376,6 +334,6 @@ def _nothing_in(shown: str, name: str, found: list[_Found], source: str, head: b
     elif b"\0" in head:
         text, hint = "neither a journal nor text: it has binary bytes", _WHAT_TO_NAME
     else:
-        text = "no mirrored lines in this text; text logs of engines are planned, not read yet"
-        hint = "start with the mirror on (--mirror), or name the run directory"
+        text = "no line of this text says anything of the start of an engine"
+        hint = "name the log from its first line on, or the run directory"
     return JournalError(f"{shown}: {text}", path=name, offset=None if where is None else where.offset, hint=hint)

@@ -6,9 +6,10 @@ from typing import Any
 
 from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.devices.simulated import SimulatedDevice
-from startup_fsm.diagnose import Source, diagnose
+from startup_fsm.diagnose import diagnose
 from startup_fsm.engines.counting import CountingEngine
 from startup_fsm.memory import GIB
+from startup_fsm.sources import Source
 from startup_fsm.verdict import Verdict
 
 

@@ -174,10 +174,18 @@ Fact = Begin | Version | Setting | Step | Figure | Sign | Ready | Stall | Death
 
 @attrs.frozen(slots=True)
 class Frame:
-    """One frame of a traceback: ``function`` in ``file``."""
+    """
+    One frame of a traceback.
+
+    Attributes:
+        file: With forward slashes.
+        function: That the frame is of.
+        calls: The function that its source line calls: the next frame's, unless lines were left out.
+    """
 
     file: str
     function: str
+    calls: str = ""
 
 
 @attrs.frozen(slots=True)

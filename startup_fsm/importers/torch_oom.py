@@ -2,8 +2,9 @@
 The OutOfMemoryError sentence of torch, alone: text to figures. Units are printed with two decimals.
 
 Shapes: 1.x to 2.0 put everything in brackets after the GPU; 2.1 on writes sentences (and once "capacty"); 2.5 on names
-private pools. HIP writes the same body. The backend of ``cudaMallocAsync`` writes a small table instead. A figure of
-2^64 - 1 bytes is a driver that does not tell (WSL): unknown.
+private pools. HIP writes the same body, NPU and MUSA the first one, XPU either without what is free. The backend of
+``cudaMallocAsync`` writes a small table instead. A figure of 2^64 - 1 bytes is a driver that does not tell (WSL):
+unknown. A terminal may have wrapped the sentence between words; of one that is cut, what stands before the cut counts.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ _SIZE: Final = r"(\d{1,12}(?:\.\d{1,6})?) (bytes|[KMGT]iB)"
 #: No process holds this much: what a driver prints that does not know.
 _UNKNOWN: Final = 1 << 60
 
-_BEGIN: Final = re.compile(r"Tried to allocate \d|Allocation on device \d{1,4} would exceed allowed memory")
-_TRIED: Final = re.compile(rf"Tried to allocate {_SIZE}|Requested {{0,24}}: {_SIZE}")
+_GAP: Final = r"\s{1,80}"
+_BEGIN: Final = re.compile(
+    rf"(?:Tried|NPUWorkspaceAllocator{_GAP}tried){_GAP}to{_GAP}allocate{_GAP}\d"
+    rf"|Allocation{_GAP}on{_GAP}device{_GAP}\d{{1,4}}{_GAP}would{_GAP}exceed{_GAP}allowed{_GAP}memory"
+)
+_TRIED: Final = re.compile(rf"[Tt]ried to allocate {_SIZE}|Requested {{0,24}}: {_SIZE}")
 _FIGURES: Final[dict[str, re.Pattern[str]]] = {
     "total_bytes": re.compile(
         rf"has a total capac(?:i)?ty of {_SIZE}|; {_SIZE} total capacity|Device limit {{0,24}}: {_SIZE}"
@@ -32,10 +37,10 @@ _FIGURES: Final[dict[str, re.Pattern[str]]] = {
     ),
     "private_pool_bytes": re.compile(rf"with {_SIZE} allocated in private pools"),
     "reserved_unallocated_bytes": re.compile(rf"and {_SIZE} is reserved by PyTorch but unallocated"),
-    "reserved_bytes": re.compile(rf"; {_SIZE} reserved in total by PyTorch"),
+    "reserved_bytes": re.compile(rf"; {_SIZE} (?:reserved in total by PyTorch|cached)"),
     "allowed_bytes": re.compile(rf"{_SIZE} allowed|PyTorch limit [^:]{{0,80}}: {_SIZE}"),
 }
-_GPU: Final = re.compile(r"GPU (\d{0,4}) ?(?:has a total|;)|\(GPU (\d{0,4});|Allocation on device (\d{1,4})")
+_GPU: Final = re.compile(r"(?:[GNXH]PU|MUSA|MLU|DCU) (\d{0,4}) ?(?:has a total|;)|Allocation on device (\d{1,4})")
 _TENANT: Final = re.compile(rf"Process (\d{{1,12}}) has {_SIZE} memory in use")
 
 
@@ -67,8 +72,10 @@ def parse_sentence(text: str) -> Sentence | None:
     begin = _BEGIN.search(text)
     if begin is None:
         return None
-    # What follows is one sentence of a few hundred characters; a log may go on for gigabytes.
-    body = text[begin.start() : begin.start() + 4_096]
+    # What follows is one sentence of a few hundred characters; a log may go on for gigabytes, or with the next one.
+    most = begin.start() + 4_096
+    following = _BEGIN.search(text, begin.end(), most)
+    body = " ".join(text[begin.start() : most if following is None else following.start()].split())
     tried = _TRIED.search(body)
     gpu = _GPU.search(body)
     index = next((group for group in gpu.groups() if group), None) if gpu else None

@@ -14,8 +14,8 @@ import orjson
 from rich.console import RenderableType
 
 from startup_fsm.errors import StartupError
-from startup_fsm.reading import Start
 from startup_fsm.reports.terminal import page, say
+from startup_fsm.starts import Start
 
 #: Of what the verbs give with ``--json``; ``doctor`` has a schema of its own.
 SCHEMA: Final = 1

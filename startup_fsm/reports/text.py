@@ -125,14 +125,14 @@ def _evidence(evidence: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"seen at {', '.join(dict.fromkeys(numbers))}"
     for each in evidence:
         if "text" in each:
-            yield str(each["text"])
+            yield f"line {each['line']}: {each['text']}" if "line" in each else str(each["text"])
 
 
 def _advice(number: int, advice: Advice) -> Iterator[RenderableType]:
     if all(change.setting == "none" for change in advice.changes):
         yield indented(plain(f"{number}. {advice.because}"))
         return
-    yield indented(plain(f"{number}. {' and '.join(_change(change) for change in advice.changes)}"))
+    yield indented(plain(f"{number}. {' and '.join(change_text(change) for change in advice.changes)}"))
     extra = ""
     if advice.interval is not None:
         extra += f"; from {advice.interval[0]:g} to {advice.interval[1]:g} would do"
@@ -144,7 +144,8 @@ def _advice(number: int, advice: Advice) -> Iterator[RenderableType]:
             yield indented(plain(change.flag, "cyan"), 5)
 
 
-def _change(change: Change) -> str:
+def change_text(change: Change) -> str:
+    """One move of one knob in words."""
     text = f"{_VERBS.get(change.direction, change.direction)} {change.setting}"
     if change.before is not None and change.direction != "investigate":
         text += f" from {_value(change.before)}"

@@ -16,7 +16,6 @@ from rich.text import Text
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState
 from startup_fsm.memory import format_bytes
-from startup_fsm.reading import Start
 from startup_fsm.replay import Replay
 from startup_fsm.reports import costs
 from startup_fsm.reports.terminal import (
@@ -32,6 +31,7 @@ from startup_fsm.reports.terminal import (
     signed,
 )
 from startup_fsm.reports.text import budget_view, unseen_view, verdict_view
+from startup_fsm.starts import Start
 from startup_fsm.verdict import Verdict
 
 #: Rows of a ranking that are shown; ``--json`` has all.

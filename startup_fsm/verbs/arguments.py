@@ -14,8 +14,8 @@ Path = Annotated[
     Parameter(
         name="PATH",
         allow_leading_hyphen=True,
-        help="A run directory, a directory of runs (the newest is read), a journal, a text file with mirrored lines,"
-        " or - for standard input.",
+        help="A run directory, a directory of runs (the newest is read), a journal, the text log of a start, or -"
+        " for standard input.",
     ),
 ]
 PlanOrPath = Annotated[
@@ -27,5 +27,6 @@ PlanOrPath = Annotated[
     ),
 ]
 Json = Annotated[bool, SWITCH, Parameter(help="Data for a program instead of a page.")]
+Markdown = Annotated[bool, SWITCH, Parameter(help="For pasting into an issue.")]
 Retries = Annotated[int | None, Parameter(help="How often a start may go back and size a smaller KV cache.")]
 AllowEager = Annotated[bool, SWITCH, Parameter(help="Whether a start whose capture failed goes on without graphs.")]

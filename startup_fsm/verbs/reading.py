@@ -11,23 +11,27 @@ from rich.console import RenderableType
 
 from startup_fsm.errors import JournalError, StartupError
 from startup_fsm.fold import RunState
-from startup_fsm.reading import Start, read_starts
+from startup_fsm.reading import read_starts
 from startup_fsm.reports.output import SCHEMA, emit, emit_json, emit_pages, rows_by_start, say_error
-from startup_fsm.verbs.arguments import AllowEager, Json, Path, PlanOrPath, Retries
+from startup_fsm.starts import Start
+from startup_fsm.verbs.arguments import AllowEager, Json, Markdown, Path, PlanOrPath, Retries
 from startup_fsm.verdict import EXIT_FINDINGS, EXIT_READY, EXIT_UNREADABLE, report
+from startup_fsm.verdicts import judge
 
 
-def doctor(*path: Path, json: Json = False) -> int:
+def doctor(*path: Path, json: Json = False, markdown: Markdown = False) -> int:
     """Say what came of starts: outcome, ranked causes with evidence, advice with arithmetic, where the bytes went."""
-    from startup_fsm.diagnose import diagnose
-
     if not path:
         raise StartupError("doctor needs a PATH", hint="startup-fsm doctor runs/")
     starts, code = _read(path)
-    verdicts = [diagnose(start.sources, source=start.source, origin=start.origin) for start in starts]
+    verdicts = [judge(start.sources, source=start.source, origin=start.origin) for start in starts]
     answer = report(verdicts)
     if json:
         emit_json(answer)
+    elif markdown:
+        from startup_fsm.reports.markdown import markdown_pages
+
+        emit(markdown_pages(verdicts))
     else:
         from startup_fsm.reports.text import verdict_view
 

@@ -18,10 +18,11 @@ import orjson
 
 from startup_fsm.budget import Knobs
 from startup_fsm.codec import CODEC
-from startup_fsm.diagnose import Source, diagnose
+from startup_fsm.diagnose import diagnose
 from startup_fsm.fold import fold
 from startup_fsm.journal import read_journal
 from startup_fsm.memory import MIB
+from startup_fsm.sources import Source
 from startup_fsm.testing import counting_start
 from startup_fsm.verdict import Verdict
 

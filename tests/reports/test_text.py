@@ -33,11 +33,12 @@ from startup_fsm.events import (
 from startup_fsm.findings import Advice, Change, Finding
 from startup_fsm.memory import GIB, MIB, Account, PoolUsage, Snapshot, Tenant
 from startup_fsm.plan import eager
-from startup_fsm.reading import Start, read_starts
+from startup_fsm.reading import read_starts
 from startup_fsm.replay import replay
 from startup_fsm.reports.terminal import page
 from startup_fsm.reports.text import verdict_view
 from startup_fsm.reports.views import blame_view, plans_view, replay_view, times_view
+from startup_fsm.starts import Start
 from startup_fsm.testing import counting_start
 from startup_fsm.verdict import RankedFinding, Verdict
 

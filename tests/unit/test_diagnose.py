@@ -18,16 +18,18 @@ from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.budget import Knobs
 from startup_fsm.codec import CODEC
 from startup_fsm.devices.simulated import SimulatedDevice
-from startup_fsm.diagnose import Source, diagnose, figures_of
+from startup_fsm.diagnose import diagnose
 from startup_fsm.engine import Step
 from startup_fsm.engines.counting import CountingEngine
 from startup_fsm.errors import BudgetError, CheckFailed
 from startup_fsm.events import Event, Record
+from startup_fsm.figures import figures_of
 from startup_fsm.findings import CODES
 from startup_fsm.fold import RunState, fold
 from startup_fsm.journal import read_journal
 from startup_fsm.memory import GIB, MIB
 from startup_fsm.plan import observed, single_capture
+from startup_fsm.sources import Source
 from startup_fsm.testing import counting_start, verdict_of
 from startup_fsm.verdict import Verdict, report
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from startup_fsm import events
 from startup_fsm.checks import judge
-from startup_fsm.diagnose import Source, diagnose
+from startup_fsm.diagnose import diagnose
 from startup_fsm.events import (
     DecisionMade,
     Event,
@@ -33,6 +33,7 @@ from startup_fsm.fold import RunState, allowed_targets, fold
 from startup_fsm.memory import GIB, MIB, Snapshot
 from startup_fsm.plan import observed, throwaway
 from startup_fsm.replay import replay
+from startup_fsm.sources import Source
 from startup_fsm.testing import counting_start
 from startup_fsm.verdict import report
 

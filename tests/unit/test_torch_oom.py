@@ -86,6 +86,71 @@ class TestShapes:
         """ROCm writes the same body under another name."""
         assert known(H200.replace("CUDA out", "HIP out")) == known(H200)
 
+    @pytest.mark.parametrize(
+        ("text", "figures"),
+        [
+            (
+                (
+                    "RuntimeError: NPU out of memory. Tried to allocate 2.57 GiB (NPU 3; 60.96 GiB total capacity; 57.49 GiB already "
+                    "allocated; 57.49 GiB current active; 1.96 GiB free; 57.62 GiB reserved in total by PyTorch) If reserved memory"
+                ),
+                (2.57, 3, 60.96, 57.49, 1.96, 57.62),
+            ),
+            (
+                (
+                    "NPU out of memory. NPUWorkspaceAllocator tried to allocate 1.25 GiB(NPU 0; 60.96 GiB total capacity; 50.00 GiB "
+                    "already allocated; 50.00 GiB current active; 0.50 GiB free; 60.00 GiB reserved in total by PyTorch).If"
+                ),
+                (1.25, 0, 60.96, 50, 0.5, 60),
+            ),
+            (
+                (
+                    "MUSA out of memory. Tried to allocate 2.00 GiB (GPU 1; 47.99 GiB total capacity; 40.00 GiB already allocated; "
+                    "1.50 GiB free; 41.00 GiB reserved in total by PyTorch)"
+                ),
+                (2, 1, 47.99, 40, 1.5, 41),
+            ),
+            (
+                (
+                    "XPU out of memory. Tried to allocate 5.12 GiB (GPU  0; 15.11 GiB total capacity; 13.40 GiB already allocated; "
+                    "13.90 GiB reserved in total by PyTorch)"
+                ),
+                (5.12, 0, 15.11, 13.4, None, 13.9),
+            ),
+            (
+                (
+                    "CUDA out of memory. Tried to allocate 1.00 GiB (GPU 0; 11.17 GiB total capacity; 10.90 GiB already allocated; "
+                    "0.25 GiB free; 0.50 GiB cached)"
+                ),
+                (1, 0, 11.17, 10.9, 0.25, 0.5),
+            ),
+        ],
+        ids=["npu", "npu_workspace", "musa", "xpu", "oldest"],
+    )
+    def test_other_devices(self, text, figures):
+        """Other makers keep the first shape, some without what is free."""
+        names = ("tried_bytes", "gpu", "total_bytes", "allocated_bytes", "free_bytes", "reserved_bytes")
+        wanted = {
+            name: value if name == "gpu" else gib(value)
+            for name, value in zip(names, figures, strict=True)
+            if value is not None
+        }
+        assert known(text) == wanted
+
+    def test_xpu_sentences(self):
+        """XPU writes sentences too, without what is free."""
+        text = (
+            "XPU out of memory. Tried to allocate 12.50 GiB. GPU 0 has a total capacity of 15.56 GiB. Of the allocated memory "
+            "15.05 GiB is allocated by PyTorch, and 8.04 MiB is reserved by PyTorch but unallocated."
+        )
+        assert known(text) == {
+            "tried_bytes": gib(12.5),
+            "gpu": 0,
+            "total_bytes": gib(15.56),
+            "allocated_bytes": gib(15.05),
+            "reserved_unallocated_bytes": round(8.04 * MIB),
+        }
+
     @pytest.mark.parametrize("setting", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
     def test_advice(self, setting):
         """Which setting the advice names makes no difference."""
@@ -181,6 +246,34 @@ class TestParts:
     def test_first_of_two(self):
         """Of two sentences that follow each other the first one counts for what was tried."""
         assert parse_sentence(f"{H200}\n{H200.replace('1024.00 GiB', '8.00 GiB')}").tried_bytes == 1024 * GIB
+
+    def test_cut_before_another(self):
+        """A sentence that was cut takes nothing from the one behind it."""
+        cut = H200[: H200.index(" Of the allocated")]
+        assert known(f"{cut}\n{H200.replace('1024.00 GiB', '8.00 GiB')}") == known(cut)
+        assert parse_sentence(cut).process_bytes == 722 * MIB
+
+    @pytest.mark.parametrize(
+        ("end", "names"),
+        [
+            (" GiB. GPU 0", set()),
+            (". GPU 0", {"tried_bytes"}),
+            (" is free. Including", {"tried_bytes", "gpu", "total_bytes"}),
+            (" memory in use.", {"tried_bytes", "gpu", "total_bytes", "free_bytes"}),
+        ],
+    )
+    def test_cut(self, end, names):
+        """What stands before a cut is read, and no half of a number."""
+        said = parse_sentence(H200[: H200.index(end)])
+        assert {name for name, value in attrs.asdict(said).items() if value not in (None, ())} == names
+
+    def test_wrapped(self):
+        """A terminal that is too narrow breaks the sentence anywhere between two words."""
+        for width in range(3, 40):
+            words, wrapped = H200.split(" "), ""
+            for at, word in enumerate(words):
+                wrapped += word + ("\n" if at % width == 0 else " ")
+            assert known(wrapped) == known(H200)
 
 
 class TestNone:

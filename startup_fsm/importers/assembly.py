@@ -1,0 +1,286 @@
+"""
+Starts out of messages: which start, which process, which course.
+
+One file may hold several starts, of many processes each, in any mixture. A banner after the end of a start begins the
+next; so does a process that begins again with what it had done before. A line without a rank is nobody's, never
+everybody's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import attrs
+
+from startup_fsm.importers.course import ORDER, Course, Failure, failure_of
+from startup_fsm.importers.facts import (
+    Begin,
+    Death,
+    Fact,
+    Figure,
+    Grammar,
+    Raised,
+    Ready,
+    Row,
+    Said,
+    Setting,
+    Sign,
+    Speaker,
+    Stall,
+    Step,
+    Version,
+)
+from startup_fsm.importers.gathered import UNKNOWN, Gathered, ImportedStart, imported, set_knob
+from startup_fsm.importers.general import FATAL
+from startup_fsm.importers.tracebacks import SURVIVED, Tracebacks, with_calls
+
+#: A crash loop may hold many thousands of starts; the last ones are kept.
+STARTS: Final = 200
+#: Processes of one start.
+PROCESSES: Final = 4_096
+
+
+#: Forms of a line that are one engine's own.
+_ENGINES: Final = frozenset({"vllm", "sglang"})
+
+
+@attrs.frozen(slots=True)
+class _Ears:
+    """What a grammar may know: the process's own words, or for nobody's line those of the whole start."""
+
+    course: Course
+    start: Gathered
+    is_nobody: bool
+
+    @property
+    def state(self) -> str | None:
+        return self.start.state if self.is_nobody and self.course.state is None else self.course.state
+
+    def has(self, row: str) -> bool:
+        return row in self.start.rows if self.is_nobody else self.course.has(row)
+
+
+class Assembly:
+    """Takes messages, gives starts."""
+
+    def __init__(self, grammars: Sequence[Grammar], general: Sequence[Row], fallback: Grammar, run: str) -> None:
+        """
+        Begin with nothing.
+
+        Args:
+            grammars: The engines, tried in this order.
+            general: Rows of what is no engine: shells, containers, the kernel.
+            fallback: Judges exceptions where no engine is known.
+            run: What the run ids begin with.
+        """
+        self._grammars = {grammar.source: grammar for grammar in grammars}
+        self._rows = [(row.anchor, row, grammar.source) for grammar in grammars for row in grammar.rows] + [
+            (row.anchor, row, "") for row in general
+        ]
+        self._fallback = fallback
+        self._run = run
+        self._tracebacks = Tracebacks()
+        self._start: Gathered | None = None
+        self._done: list[ImportedStart] = []
+        self._count = 0
+        self.left_out = 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the start at hand is over, so that only a crash or another start is news."""
+        return self._start is not None and self._start.is_over
+
+    def take(self, said: Said) -> bool:
+        """One message; True where it said anything."""
+        told = False
+        raised = self._tracebacks.take(said)
+        if raised is not None:
+            self._raised(*raised, said)
+            # What the text of an exception says is said by whom it struck.
+            said = attrs.evolve(said, speaker=raised[0])
+            told = True
+        text = said.text
+        for anchor, row, source in self._rows:
+            if anchor in text and (row.form is None or row.form == said.form):
+                found = row.search(text)
+                if found is not None:
+                    told = self._heard(row, source, found, said) or told
+        return told
+
+    def _heard(self, row: Row, source: str, found: Any, said: Said) -> bool:
+        start = self._start or self._begin(said)
+        of_another = source and start.is_sure and start.source != source
+        if of_another or (source and said.form in _ENGINES and said.form != source):
+            # The words of one engine in the log of another mean nothing.
+            return False
+        course = self._course(start, said.speaker)
+        ears = _Ears(course, start, said.speaker.label is None and not said.speaker.name)
+        facts = list(row.facts(found, ears))
+        if source and facts:
+            start.source = source
+            # Bars and pasted texts look alike in all engines; a line with an engine's own prefix is its own.
+            start.is_sure = said.form in _ENGINES
+        for fact in facts:
+            start, course = self._fact(fact, start, course, said)
+        course.heard(row.name)
+        start.rows.add(row.name)
+        start.last = said
+        return bool(facts)
+
+    def _fact(self, fact: Fact, start: Gathered, course: Course, said: Said) -> tuple[Gathered, Course]:
+        if isinstance(fact, Begin):
+            start = self._banner(fact, start, said)
+            course = self._course(start, said.speaker)
+        elif isinstance(fact, Step):
+            if self._is_again(fact, start, course, said.speaker):
+                start = self._begin(said, like=start)
+                course = self._course(start, said.speaker)
+            if course.step(fact, said):
+                course.survives(said)
+                start.stalls.clear()
+        elif isinstance(fact, Figure):
+            if abs(fact.value) < 1 << 62 and math.isfinite(fact.value):
+                course.figure(fact, said)
+        elif isinstance(fact, Sign):
+            course.sign(fact, said)
+        elif isinstance(fact, Setting):
+            set_knob(start, fact)
+        elif isinstance(fact, Version):
+            start.engine, start.version = fact.engine or start.engine, fact.version or start.version
+        elif isinstance(fact, Ready):
+            self._ready(start, said)
+        elif isinstance(fact, Stall):
+            start.stalls = [*start.stalls[-2:], (said, fact.seconds)]
+        else:
+            self._died(fact, start, course, said)
+        return start, course
+
+    def _died(self, death: Death, start: Gathered, course: Course, said: Said) -> None:
+        if said.level in SURVIVED and not death.is_final:
+            return
+        if start.closing is not None and death.category == "signal":
+            # Whoever stops a server that is ready has had its start.
+            return
+        if death.is_final and any(each.failure is not None for each in start.courses.values()):
+            # What is left is killed by those who clean up.
+            death = attrs.evolve(death, category="peer", is_echo=True)
+        course.was_ready = course.was_ready or start.closing is not None
+        course.fails(Failure(death, said, "", said.text.strip()))
+
+    def _ready(self, start: Gathered, said: Said) -> None:
+        if start.closing is None:
+            start.closing = said
+        start.stalls.clear()
+        for course in start.courses.values():
+            course.survives(said)
+            course.was_ready = True
+
+    def _raised(self, speaker: Speaker, raised: Raised, said: Said) -> None:
+        start = self._start or self._begin(said)
+        course = self._course(start, speaker)
+        ears = _Ears(course, start, speaker.label is None and not speaker.name)
+        grammar = self._grammars.get(start.source) or self._grammar_of(raised, said, ears)
+        if grammar is not None:
+            start.source = grammar.source
+        death = _of_chain(raised, grammar or self._fallback, ears)
+        if start.source == UNKNOWN and death.category == "oom":
+            start.source = self._fallback.source
+        start.last = said
+        if start.closing is not None and not (_ends_serving(death) or course.has(FATAL)):
+            # An error of one request is no failure of the start.
+            return
+        course.was_ready = course.was_ready or start.closing is not None
+        course.fails(failure_of(raised, death, said))
+
+    def _grammar_of(self, raised: Raised, said: Said, ears: _Ears) -> Grammar | None:
+        """The engine by the form of the line, by the files of the frames, or whose own sentence it is."""
+        if said.form in self._grammars:
+            return self._grammars[said.form]
+        for grammar in self._grammars.values():
+            if any(f"/{grammar.source}/" in frame.file.replace("\\", "/") for frame in raised.frames):
+                return grammar
+        if raised.frames or self._fallback.death(raised, ears).reason:
+            return None
+        return next((each for each in self._grammars.values() if each.death(raised, ears).reason), None)
+
+    def _banner(self, fact: Begin, start: Gathered, said: Said) -> Gathered:
+        heard = start.banners.get(fact.kind, set())
+        again = any(speaker.name == said.speaker.name and speaker.label == said.speaker.label for speaker in heard)
+        has_begun = any(course.state is not None for course in start.courses.values())
+        if start.is_over or (again and said.speaker not in heard) or (said.speaker in heard and has_begun):
+            start = self._begin(said, like=start)
+        start.banners.setdefault(fact.kind, set()).add(said.speaker)
+        return start
+
+    def _is_again(self, step: Step, start: Gathered, course: Course, speaker: Speaker) -> bool:
+        """Whether a process begins anew what it did before, after the start was over."""
+        if step.moment != "begins" or not start.is_over or ORDER.get(step.state, 99) > ORDER["load_weights"]:
+            return False
+        if speaker.pid is not None and course.pids and speaker.pid not in course.pids:
+            return True
+        return course.position >= ORDER["load_weights"] and (speaker.pid is None or start.closing is not None)
+
+    def _begin(self, said: Said, *, like: Gathered | None = None) -> Gathered:
+        """A new start; the one before it is done."""
+        self._finish()
+        self._start = Gathered(first=said)
+        if like is not None:
+            self._start.source, self._start.engine, self._start.version = like.source, like.engine, like.version
+        return self._start
+
+    def _course(self, start: Gathered, speaker: Speaker) -> Course:
+        key = speaker.label or speaker.name
+        course = start.courses.get(key)
+        if course is None:
+            if len(start.courses) >= PROCESSES:
+                key = ""
+            name = key.replace(" ", "-").replace("/", "_") or "unnamed"
+            course = Course(name=name, source=start.source, label=speaker.label, rank=speaker.rank)
+            course = start.courses.setdefault(key, course)
+        if speaker.pid is not None and len(course.pids) < PROCESSES:
+            course.pids.add(speaker.pid)
+        return course
+
+    def finish(self) -> tuple[ImportedStart, ...]:
+        """The log is over: all its starts, oldest first."""
+        self._finish()
+        return tuple(self._done)
+
+    def _finish(self) -> None:
+        start, self._start = self._start, None
+        if start is None:
+            return
+        if start.stalls:
+            waiting = max(start.courses.values(), key=lambda course: course.entered_line)
+            waiting.stalled(*start.stalls[-1])
+        self._count += 1
+        done = imported(start, f"{self._run}-{self._count:06d}")
+        if done.processes:
+            self._done.append(done)
+        if len(self._done) > STARTS:
+            del self._done[0]
+            self.left_out += 1
+
+
+def _ends_serving(death: Death) -> bool:
+    return death.category in ("oom", "host_oom") or death.is_final
+
+
+def _of_chain(raised: Raised, grammar: Grammar, ears: _Ears) -> Death:
+    """What a chain of exceptions means: the cause says what, the latest that knows says where."""
+    chain = [raised]
+    while (cause := chain[-1].cause) is not None and len(chain) < 16:
+        chain.append(cause)
+    # People leave lines out; what a source line calls stands for the frame that is missing.
+    whole = [attrs.evolve(each, frames=with_calls(each.frames)) for each in reversed(chain)]
+    deaths = [grammar.death(each, ears) for each in whole]
+    telling = [death for death in deaths if not death.is_echo] or deaths
+    what = next((death for death in telling if death.reason or death.category != "raised"), telling[0])
+    said = [death for death in telling if death.reason and death.category == what.category]
+    where = next((death for death in reversed(telling) if death.state is not None), what)
+    part = next((death.part for death in reversed(telling) if death.part and death.state == where.state), where.part)
+    reason = said[-1].reason if said else what.reason
+    is_final = any(death.is_final for death in deaths)
+    return attrs.evolve(what, reason=reason, state=where.state, part=part, is_final=is_final)
