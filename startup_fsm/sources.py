@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import attrs
 
 from startup_fsm.events import Origin
 from startup_fsm.fold import RunState
+
+#: Engines that size their KV cache themselves, by figures of their own, while a plugin writes the journal.
+_WATCHED: Final = frozenset({"vllm"})
 
 
 @attrs.frozen(kw_only=True)
@@ -38,5 +42,8 @@ class Source:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is known by the words of a log alone."""
-        return self.run.started is not None and self.run.started.source != "journal"
+        """Whether it is judged by an engine's own figures: a text log, or a journal of an engine that we only watch."""
+        started, plan = self.run.started, self.run.plan
+        if started is None:
+            return False
+        return started.source != "journal" or (started.engine in _WATCHED and plan is not None and plan.is_free)

@@ -14,12 +14,15 @@ from typing import Any, Final
 
 import attrs
 
+from startup_fsm.importers.anchors import Anchors
 from startup_fsm.importers.course import ORDER, Course, Failure, failure_of
 from startup_fsm.importers.facts import (
+    NOBODY,
     Begin,
     Death,
     Fact,
     Figure,
+    Frame,
     Grammar,
     Raised,
     Ready,
@@ -36,10 +39,13 @@ from startup_fsm.importers.gathered import UNKNOWN, Gathered, ImportedStart, imp
 from startup_fsm.importers.general import FATAL
 from startup_fsm.importers.tracebacks import SURVIVED, Tracebacks, with_calls
 
-#: A crash loop may hold many thousands of starts; the last ones are kept.
+#: A crash loop may hold many thousands of starts; the last ones are kept, so many and with so many events.
 STARTS: Final = 200
+RECORDS: Final = 50_000
 #: Processes of one start.
-PROCESSES: Final = 4_096
+PROCESSES: Final = 1_024
+#: Exceptions whose meaning is kept for those that are raised from them: the chains of some ranks.
+_DEATHS: Final = 256
 
 
 #: Forms of a line that are one engine's own.
@@ -76,15 +82,17 @@ class Assembly:
             run: What the run ids begin with.
         """
         self._grammars = {grammar.source: grammar for grammar in grammars}
-        self._rows = [(row.anchor, row, grammar.source) for grammar in grammars for row in grammar.rows] + [
-            (row.anchor, row, "") for row in general
-        ]
+        rows = [(row, grammar.source) for grammar in grammars for row in grammar.rows] + [(row, "") for row in general]
+        self._rows = Anchors([(row.anchor, (row, source)) for row, source in rows])
         self._fallback = fallback
         self._run = run
         self._tracebacks = Tracebacks()
+        #: By what is printed and the identity of the frames, which holds as long as they are kept here.
+        self._deaths: dict[tuple[Any, ...], tuple[tuple[Frame, ...], Grammar, Death]] = {}
         self._start: Gathered | None = None
         self._done: list[ImportedStart] = []
         self._count = 0
+        self._records = 0
         self.left_out = 0
 
     @property
@@ -102,8 +110,8 @@ class Assembly:
             said = attrs.evolve(said, speaker=raised[0])
             told = True
         text = said.text
-        for anchor, row, source in self._rows:
-            if anchor in text and (row.form is None or row.form == said.form):
+        for row, source in self._rows.held_by(text):
+            if row.form is None or row.form == said.form:
                 found = row.search(text)
                 if found is not None:
                     told = self._heard(row, source, found, said) or told
@@ -138,8 +146,7 @@ class Assembly:
                 start = self._begin(said, like=start)
                 course = self._course(start, said.speaker)
             if course.step(fact, said):
-                course.survives(said)
-                start.stalls.clear()
+                _goes_on(start, course, said)
         elif isinstance(fact, Figure):
             if abs(fact.value) < 1 << 62 and math.isfinite(fact.value):
                 course.figure(fact, said)
@@ -163,19 +170,20 @@ class Assembly:
         if start.closing is not None and death.category == "signal":
             # Whoever stops a server that is ready has had its start.
             return
-        if death.is_final and any(each.failure is not None for each in start.courses.values()):
+        if death.is_final and start.shared.failing:
             # What is left is killed by those who clean up.
             death = attrs.evolve(death, category="peer", is_echo=True)
         course.was_ready = course.was_ready or start.closing is not None
         course.fails(Failure(death, said, "", said.text.strip()))
 
     def _ready(self, start: Gathered, said: Said) -> None:
+        start.stalls.clear()
+        for course in list(start.shared.failing.values()):
+            course.survives(said)
         if start.closing is None:
             start.closing = said
-        start.stalls.clear()
-        for course in start.courses.values():
-            course.survives(said)
-            course.was_ready = True
+            for course in start.courses.values():
+                course.was_ready = True
 
     def _raised(self, speaker: Speaker, raised: Raised, said: Said) -> None:
         start = self._start or self._begin(said)
@@ -184,7 +192,7 @@ class Assembly:
         grammar = self._grammars.get(start.source) or self._grammar_of(raised, said, ears)
         if grammar is not None:
             start.source = grammar.source
-        death = _of_chain(raised, grammar or self._fallback, ears)
+        death = self._of_chain(raised, grammar or self._fallback, ears)
         if start.source == UNKNOWN and death.category == "oom":
             start.source = self._fallback.source
         start.last = said
@@ -193,6 +201,25 @@ class Assembly:
             return
         course.was_ready = course.was_ready or start.closing is not None
         course.fails(failure_of(raised, death, said))
+
+    def _of_chain(self, raised: Raised, grammar: Grammar, ears: _Ears) -> Death:
+        chain = [raised]
+        while (cause := chain[-1].cause) is not None:
+            chain.append(cause)
+        return _meaning([self._death(each, grammar, ears) for each in reversed(chain)])
+
+    def _death(self, raised: Raised, grammar: Grammar, ears: _Ears) -> Death:
+        """What one of a chain means: looked for once, when it is printed, and not for each that follows."""
+        # A chain that was shortened has copies of its exceptions.
+        key = (raised.line, raised.type, raised.message, id(raised.frames))
+        known = self._deaths.get(key)
+        if known is None or known[1] is not grammar:
+            if len(self._deaths) >= _DEATHS:
+                del self._deaths[next(iter(self._deaths))]
+            # People leave lines out; what a source line calls stands for the frame that is missing.
+            death = grammar.death(attrs.evolve(raised, frames=with_calls(raised.frames)), ears)
+            known = self._deaths[key] = (raised.frames, grammar, death)
+        return known[2]
 
     def _grammar_of(self, raised: Raised, said: Said, ears: _Ears) -> Grammar | None:
         """The engine by the form of the line, by the files of the frames, or whose own sentence it is."""
@@ -206,12 +233,13 @@ class Assembly:
         return next((each for each in self._grammars.values() if each.death(raised, ears).reason), None)
 
     def _banner(self, fact: Begin, start: Gathered, said: Said) -> Gathered:
-        heard = start.banners.get(fact.kind, set())
-        again = any(speaker.name == said.speaker.name and speaker.label == said.speaker.label for speaker in heard)
-        has_begun = any(course.state is not None for course in start.courses.values())
-        if start.is_over or (again and said.speaker not in heard) or (said.speaker in heard and has_begun):
+        who, pid = (said.speaker.name, said.speaker.label), said.speaker.pid
+        pids = start.banners.get(fact.kind, {}).get(who, set())
+        if start.is_over or (pids and (pid not in pids or start.latest is not None)):
             start = self._begin(said, like=start)
-        start.banners.setdefault(fact.kind, set()).add(said.speaker)
+        heard = start.banners.setdefault(fact.kind, {})
+        if len(heard) < PROCESSES:
+            heard.setdefault(who, set()).add(pid)
         return start
 
     def _is_again(self, step: Step, start: Gathered, course: Course, speaker: Speaker) -> bool:
@@ -233,12 +261,19 @@ class Assembly:
     def _course(self, start: Gathered, speaker: Speaker) -> Course:
         key = speaker.label or speaker.name
         course = start.courses.get(key)
+        if course is None and len(start.courses) >= PROCESSES:
+            # More than a start has: these are nobody's.
+            key, speaker = "", NOBODY
+            course = start.courses.get(key)
         if course is None:
-            if len(start.courses) >= PROCESSES:
-                key = ""
-            name = key.replace(" ", "-").replace("/", "_") or "unnamed"
-            course = Course(name=name, source=start.source, label=speaker.label, rank=speaker.rank)
-            course = start.courses.setdefault(key, course)
+            course = Course(
+                name=key or "unnamed",
+                source=start.source,
+                label=speaker.label,
+                rank=speaker.rank,
+                shared=start.shared,
+            )
+            start.courses[key] = course
         if speaker.pid is not None and len(course.pids) < PROCESSES:
             course.pids.add(speaker.pid)
         return course
@@ -259,23 +294,25 @@ class Assembly:
         done = imported(start, f"{self._run}-{self._count:06d}")
         if done.processes:
             self._done.append(done)
-        if len(self._done) > STARTS:
-            del self._done[0]
+            self._records += sum(len(process.records) for process in done.processes)
+        while len(self._done) > STARTS or (len(self._done) > 1 and self._records > RECORDS):
+            self._records -= sum(len(process.records) for process in self._done.pop(0).processes)
             self.left_out += 1
+
+
+def _goes_on(start: Gathered, course: Course, said: Said) -> None:
+    course.survives(said)
+    start.stalls.clear()
+    if start.latest is None or course.entered_line >= start.latest.entered_line:
+        start.latest = course
 
 
 def _ends_serving(death: Death) -> bool:
     return death.category in ("oom", "host_oom") or death.is_final
 
 
-def _of_chain(raised: Raised, grammar: Grammar, ears: _Ears) -> Death:
+def _meaning(deaths: list[Death]) -> Death:
     """What a chain of exceptions means: the cause says what, the latest that knows says where."""
-    chain = [raised]
-    while (cause := chain[-1].cause) is not None and len(chain) < 16:
-        chain.append(cause)
-    # People leave lines out; what a source line calls stands for the frame that is missing.
-    whole = [attrs.evolve(each, frames=with_calls(each.frames)) for each in reversed(chain)]
-    deaths = [grammar.death(each, ears) for each in whole]
     telling = [death for death in deaths if not death.is_echo] or deaths
     what = next((death for death in telling if death.reason or death.category != "raised"), telling[0])
     said = [death for death in telling if death.reason and death.category == what.category]

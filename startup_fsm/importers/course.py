@@ -56,8 +56,13 @@ ORDER: Final = {
 
 #: Longest text of a message that is kept.
 TEXT: Final = 300
-#: Most events of one process: what a log repeats for ever is not kept for ever.
+#: Most events of one process, and of all processes of a start: what a log repeats for ever is not kept for ever.
 EVENTS: Final = 4_000
+ALL_EVENTS: Final = 40_000
+#: What each process may have when the start has too many.
+_FEW: Final = 24
+#: How many more of them may be of its course, which ends with what it failed of.
+_COURSE: Final = 100
 
 _SENTENCE: Final = {
     "oom_tried_bytes": "tried_bytes",
@@ -106,6 +111,20 @@ class Failure:
 
 
 @attrs.define(slots=True)
+class Shared:
+    """
+    What the processes of one start have together.
+
+    Attributes:
+        failing: Those that have failed and not gone on, by their identity.
+        events: How many are kept of all of them.
+    """
+
+    failing: dict[int, Course] = attrs.field(factory=dict)
+    events: int = 0
+
+
+@attrs.define(slots=True)
 class Course:
     """
     One process.
@@ -113,6 +132,7 @@ class Course:
     Attributes:
         label, rank: As the log calls it; None for a process that is no rank.
         name: Of the process, for its journal.
+        shared: With the others of its start.
         pids: Under which it spoke.
         state: The last state that it was in; None before the first.
         failure: What it failed of, as far as is known.
@@ -123,6 +143,7 @@ class Course:
     source: str
     label: str | None = None
     rank: int | None = None
+    shared: Shared = attrs.field(factory=Shared)
     pids: set[int] = attrs.field(factory=set)
     state: str | None = None
     failure: Failure | None = None
@@ -202,6 +223,7 @@ class Course:
 
     def fails(self, failure: Failure) -> None:
         """It seems to fail: of the first thing, unless that was only an echo, or this is raised from it."""
+        self.shared.failing[id(self)] = self
         first = self.failure
         if first is None or (first.is_echo and not failure.is_echo) or first.said.line in failure.lines:
             self.failure = failure
@@ -214,6 +236,7 @@ class Course:
         if self.failure is None or self.failure.death.is_final:
             return
         raised, self.failure = self.failure, None
+        self.shared.failing.pop(id(self), None)
         note = {"survived": f"{raised.type}: {raised.message}"[:TEXT]}
         visit = self._visits.get(self.state or "", 1)
         self._add(NoteAdded(state=self.state, visit=visit, note=note), raised.said)
@@ -293,9 +316,11 @@ class Course:
     def _add(self, event: Event, said: Said, *, is_inferred: bool = False, resolution: int | None = None) -> None:
         self.last_line = max(self.last_line, said.line)
         is_course = not isinstance(event, FigureRead | NoteAdded)
-        if len(self.happened) >= (EVENTS + 100 if is_course else EVENTS):
+        most, more = (EVENTS, _COURSE) if self.shared.events < ALL_EVENTS else (_FEW, _FEW)
+        if len(self.happened) >= (most + more if is_course else most):
             self.unlisted += 1
             return
+        self.shared.events += 1
         text = said.text.strip()[:TEXT]
         origin = Origin(source=self.source, line=said.line, resolution=resolution, inferred=is_inferred, text=text)
         self.happened.append(Happened(event, origin, said.t))

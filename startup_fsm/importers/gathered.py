@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
 import attrs
 
 from startup_fsm.events import Event, Origin, Record, RunStarted
-from startup_fsm.importers.course import TEXT, Course, Happened
-from startup_fsm.importers.facts import Said, Setting, Speaker
+from startup_fsm.importers.course import TEXT, Course, Happened, Shared
+from startup_fsm.importers.facts import Said, Setting
 from startup_fsm.plan import observed
 
 #: Settings of one start.
 SETTINGS: Final = 200
+
+#: Longest name of a process.
+_NAME: Final = 120
 
 #: The importer where nothing says which engine it is.
 UNKNOWN: Final = "unknown"
@@ -32,7 +36,9 @@ class Gathered:
         engine, version: As the log tells them.
         settings: Knobs by our names.
         courses: By what the log calls the process.
-        banners: Who printed which banner.
+        banners: Who printed which banner: by its kind, then by name and label, the pids.
+        shared: What its courses have together.
+        latest: The course that entered a state last.
         closing: The line that says that it is ready.
         stalls: The last ones, as long as nothing comes after them.
         rows: What any of its processes said.
@@ -45,7 +51,9 @@ class Gathered:
     version: str | None = None
     settings: dict[str, Any] = attrs.field(factory=dict)
     courses: dict[str, Course] = attrs.field(factory=dict)
-    banners: dict[str, set[Speaker]] = attrs.field(factory=dict)
+    banners: dict[str, dict[tuple[str, str | None], set[int | None]]] = attrs.field(factory=dict)
+    shared: Shared = attrs.field(factory=Shared)
+    latest: Course | None = None
     closing: Said | None = None
     stalls: list[tuple[Said, float | None]] = attrs.field(factory=list)
     last: Said | None = None
@@ -54,13 +62,12 @@ class Gathered:
     @property
     def is_over(self) -> bool:
         """Whether it came to ready, or something of it failed."""
-        return self.closing is not None or any(course.failure is not None for course in self.courses.values())
+        return self.closing is not None or bool(self.shared.failing)
 
     @property
     def state(self) -> str | None:
         """The state that was entered last, by whomever."""
-        entered = [course for course in self.courses.values() if course.state is not None]
-        return max(entered, key=lambda course: course.entered_line).state if entered else None
+        return None if self.latest is None else self.latest.state
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +113,7 @@ def imported(start: Gathered, run: str) -> ImportedStart:
     if start.engine == "vllm-ascend":
         # A plugin of vLLM: its lines are vLLM's, and only some say whose they are.
         start.source = start.engine
-    processes = []
+    processes: list[ImportedProcess] = []
     last = start.first.line
     for course in start.courses.values():
         happened = list(course.ended(is_ready=start.closing is not None, closing=start.closing))
@@ -114,8 +121,9 @@ def imported(start: Gathered, run: str) -> ImportedStart:
             # It said nothing of the start.
             continue
         last = max(last, course.last_line)
-        records = tuple(_records(start, course, happened, run))
-        processes.append(ImportedProcess(name=course.name, records=records, unlisted=course.unlisted))
+        name = _unique(course.name, {each.name for each in processes})
+        records = tuple(_records(start, course, happened, run, name))
+        processes.append(ImportedProcess(name=name, records=records, unlisted=course.unlisted))
     is_empty = all(len(process.records) < 2 for process in processes) and not start.settings
     return ImportedStart(
         run=run,
@@ -126,7 +134,17 @@ def imported(start: Gathered, run: str) -> ImportedStart:
     )
 
 
-def _records(start: Gathered, course: Course, happened: list[Happened], run: str) -> Iterator[Record]:
+def _unique(text: str, taken: set[str]) -> str:
+    """A name that is one step of a path, as what a log calls a process need not be, and nobody else's."""
+    name = re.sub(r"[^\w.-]", "_", text.replace(" ", "-"))[:_NAME]
+    number, unique = 1, name
+    while unique in taken:
+        number += 1
+        unique = f"{name}-{number}"
+    return unique
+
+
+def _records(start: Gathered, course: Course, happened: list[Happened], run: str, name: str) -> Iterator[Record]:
     origin = Origin(source=start.source, line=start.first.line, inferred=True)
     started = RunStarted(
         engine=start.engine or (start.source if start.source not in (UNKNOWN, "torch") else None),
@@ -138,7 +156,7 @@ def _records(start: Gathered, course: Course, happened: list[Happened], run: str
     )
     base = start.first.t
     events: list[tuple[Event, Origin, float | None]] = [(started, origin, base)]
-    events += [(each.event, attrs.evolve(each.origin, source=start.source), each.t) for each in happened]
+    events += [(each.event, _sourced(each.origin, start.source), each.t) for each in happened]
     latest = 0
     for seq, (event, where, t) in enumerate(events):
         if t is not None and base is not None:
@@ -146,7 +164,7 @@ def _records(start: Gathered, course: Course, happened: list[Happened], run: str
             latest = max(latest, round((t - base) * 1e9))
         yield Record(
             run=run,
-            process=course.name,
+            process=name,
             rank=course.rank,
             seq=seq,
             t=None if base is None else latest,
@@ -154,6 +172,10 @@ def _records(start: Gathered, course: Course, happened: list[Happened], run: str
             origin=where,
             event=event,
         )
+
+
+def _sourced(origin: Origin, source: str) -> Origin:
+    return origin if origin.source == source else attrs.evolve(origin, source=source)
 
 
 def run_name(head: bytes) -> str:

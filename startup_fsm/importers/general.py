@@ -58,6 +58,11 @@ FATAL: Final = "fatal"
 
 _SIZE: Final = r"(\d{1,12}(?:\.\d{1,6})?) (bytes|[KMGT]iB)"
 
+#: A shell's word, alone or behind the bar that it cut off.
+_KILLED: Final = (
+    r"(?:it/s|s/it|[\]|]) {0,4}Killed\Z"
+    r"|^(?:\S{1,40}: (?:line \d{1,6}: )?)? {0,20}(?:\d{1,9} )?Killed(?:\Z| {2,}|: 9)"
+)
 #: Ray advises about one that it did not get.
 _SIGTERM: Final = r"(?:[Rr]eceived|[Gg]ot|caught) (?:signal )?SIGTERM|\bSIGTERM received(?!, please ignore)"
 
@@ -73,7 +78,7 @@ GENERAL: Final = (
     Row("asked", "Requested", rf"^Requested {{0,24}}: {_SIZE}", _table("oom_tried_bytes")),
     Row("limit", "Device limit", rf"^Device limit {{0,24}}: {_SIZE}", _table("total_bytes")),
     Row("free", "Free (according", rf"^Free \(according to CUDA\) {{0,24}}: {_SIZE}", _table("oom_free_bytes")),
-    Row("killed", "Killed", r"^(?:\S{1,40}: (?:line \d{1,6}: )?)? {0,20}(?:\d{1,9} )?Killed(?:\Z| {2,}|: 9)", _killed),
+    Row("killed", "Killed", _KILLED, _killed),
     Row("oom_killed", "OOMKilled", r"OOMKilled", _killed),
     Row("kernel", "Out of memory: Kill", r"Out of memory: Kill(?:ed)? process \d{1,9}", _killed),
     Row("cgroup", "Memory cgroup out of memory", r"Memory cgroup out of memory", _killed),

@@ -7,6 +7,7 @@ is not theirs. The rows are lines that torch's C++ side prints without a Python 
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -126,10 +127,15 @@ _FRAMES: Final = (
 
 def state_by_frames(frames: Sequence[Frame]) -> str | None:
     """The state that the innermost frame with a well-known name proves; None where none has one."""
-    for frame in reversed(frames):
-        for state, file, function in _FRAMES:
-            if re.fullmatch(function, frame.function) and (not file or re.search(file, frame.file)):
-                return state
+    return next((state for frame in reversed(frames) if (state := _state_in(frame)) is not None), None)
+
+
+@functools.lru_cache(maxsize=1_024)
+def _state_in(frame: Frame) -> str | None:
+    """Ranks print the same frames, and so do exceptions that are raised from each other."""
+    for state, file, function in _FRAMES:
+        if re.fullmatch(function, frame.function) and (not file or re.search(file, frame.file)):
+            return state
     return None
 
 

@@ -37,6 +37,8 @@ SURVIVED: Final = frozenset({"DEBUG", "INFO", "WARNING"})
 _FRAMES: Final = 400
 #: Speakers whose tracebacks may be open at once.
 _OPEN: Final = 4_096
+#: Longest chain that is kept.
+CHAIN: Final = 16
 _MESSAGE: Final = 4_096
 
 
@@ -84,13 +86,17 @@ class Tracebacks:
 
     def _begin(self, speaker: Speaker) -> None:
         self._borrower = speaker
+        here = self._of(speaker)
+        here.is_open = True
+        here.frames = []
+
+    def _of(self, speaker: Speaker) -> _Open:
         here = self._open.get(speaker)
         if here is None:
             if len(self._open) >= _OPEN:
-                self._open.pop(next(iter(self._open)))
+                del self._open[next(iter(self._open))]
             here = self._open[speaker] = _Open()
-        here.is_open = True
-        here.frames = []
+        return here
 
     def _inside(self, here: _Open, speaker: Speaker, said: Said) -> tuple[Speaker, Raised] | None:
         text = said.text
@@ -121,7 +127,7 @@ class Tracebacks:
             if within is None:
                 return None
             name, message = within[1], said.text[within.start(2) :]
-        here = self._open.setdefault(speaker, _Open())
+        here = self._of(speaker)
         here.frames = []
         return speaker, self._end(here, said, name, message)
 
@@ -130,8 +136,17 @@ class Tracebacks:
         frames = tuple(here.frames)
         if cause is not None:
             frames = (*frames, *cause.frames)[-_FRAMES:]
+            cause = _shortened(cause)
         here.last, here.frames = Raised(said.line, name, message[:_MESSAGE], frames, cause), []
         return here.last
+
+
+def _shortened(cause: Raised) -> Raised:
+    """A chain with room for one more: where there is none, what the last one was raised from goes, never the first."""
+    length, each = 1, cause
+    while each.cause is not None:
+        length, each = length + 1, each.cause
+    return cause if length < CHAIN or cause.cause is None else attrs.evolve(cause, cause=cause.cause.cause)
 
 
 def with_calls(frames: Sequence[Frame]) -> tuple[Frame, ...]:

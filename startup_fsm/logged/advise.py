@@ -34,6 +34,9 @@ def advise(start: Start, findings: Sequence[tuple[Found, KnownFault | None]]) ->
     for found, fault in findings:
         if found.finding.severity == "note":
             continue
+        if advice and findings[0][0].finding.code in _NOT_MEMORY:
+            # What else is wrong with its budget is not what this start ended of.
+            break
         adviser = _ADVISERS.get(found.finding.code)
         about = [] if adviser is None else adviser(start, found)
         # A cure of the very fault comes right after the first thing that helps whatever the fault is.
@@ -41,8 +44,14 @@ def advise(start: Start, findings: Sequence[tuple[Found, KnownFault | None]]) ->
     return places.once(advice)
 
 
+#: Ends that no setting of memory helps.
+_NOT_MEMORY: Final = frozenset({"capture.failed", "capture.pool_reused", "workspace.grew", "state.raised"})
+
+
 def _neighbour(start: Start, found: Found) -> list[Advice]:
     who = places.who_holds_it(start, found.finding.message.partition(":")[0])
+    if found.finding.state == "load_weights":
+        return [*who, *places.another_device(start, "another device may have what this one lacks")]
     if found.finding.state == "profile_activations":
         # It was charged to this engine: what is free when nobody else starts decides, not another share.
         return [*who, *places.nothing_to_set(start, "start engines that share a device one after the other")]

@@ -7,7 +7,7 @@ from startup_fsm.logged import lengths, places, shares
 from startup_fsm.logged.advise_memory import step_bytes
 from startup_fsm.logged.budget_failures import charged_for_others
 from startup_fsm.logged.changes import say
-from startup_fsm.logged.sizing import GRAPHS, foreign_bytes, least_kv, pinned_bytes
+from startup_fsm.logged.sizing import GRAPHS, least_kv, pinned_bytes
 from startup_fsm.logged.start import Found, Start
 from startup_fsm.memory import format_bytes
 
@@ -15,10 +15,6 @@ from startup_fsm.memory import format_bytes
 def not_enough_free(start: Start, found: Found) -> list[Advice]:
     """Too little was free: who holds it; and where nearly enough is, what is free."""
     other = places.another_device(start, "another device may have what this one lacks")
-    if start.ending.state == "load_weights":
-        foreign = foreign_bytes(start.facts)
-        held = "others hold the device" if foreign is None else f"others hold {format_bytes(foreign)}"
-        return [*places.who_holds_it(start, held), *other]
     why = found.finding.message.partition("; known")[0]
     return [*places.who_holds_it(start, why), *places.only_what_is_free(start), *other]
 

@@ -68,6 +68,23 @@ def _negative_in_print(start: Start) -> Found | None:
     return nothing_left(start, is_cause=True) if is_nothing and not failed_of_it and not start.is_ready else None
 
 
+def _request_is_longer(start: Start) -> Found | None:
+    """A start that serves although one longest request can never fit; SGLang only says so."""
+    tokens, longest = start.size("kv_tokens"), start.size("max_model_len")
+    if not start.is_ready or tokens is None or longest is None or not 0 < tokens < longest:
+        return None
+    text = f"the KV cache holds {tokens:,} tokens, fewer than one longest request of {longest:,}"
+    return start.found(
+        "budget.request_does_not_fit",
+        text,
+        severity="warning",
+        state="size_kv",
+        figures=("kv_tokens", "max_model_len"),
+        observed=tokens,
+        expected=longest,
+    )
+
+
 def _overrun(start: Start) -> Found | None:
     """What stands at ready, term by term, against the request."""
     stands, asked = _stands(start), start.size("requested_bytes")
@@ -236,6 +253,7 @@ def _unified(start: Start) -> Found | None:
 _JUDGES: Final[tuple[Callable[[Start], Found | None], ...]] = (
     _outside_is_negative,
     _negative_in_print,
+    _request_is_longer,
     _overrun,
     _suggestion_is_wrong,
     _uneven,

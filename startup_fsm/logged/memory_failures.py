@@ -37,7 +37,8 @@ def out_of_memory(start: Start, failure: Failure) -> list[Found]:
         code, what = _PLAIN.get(state or "", ("device.out_of_memory", ""))
         found.append(ran_out(start, failure, code, what))
     present = _neighbour_present(start, failure)
-    return found if present is None or grown is not None else [*found, present]
+    is_said = grown is not None or any(each.finding.code == "device.neighbour_present" for each in found)
+    return found if present is None or is_said else [*found, present]
 
 
 def short_bytes(failure: Failure) -> int:
@@ -84,25 +85,31 @@ def _whose(start: Start, oom: OomObserved | None) -> str:
 def _loading(start: Start, failure: Failure) -> list[Found]:
     foreign, total = foreign_bytes(start.facts), start.size("total_bytes")
     if foreign is not None and total is not None and foreign * 4 >= total:
-        text = f"others hold {format_bytes(foreign)} of {format_bytes(total)}, and the weights do not fit beside them"
-        return [
-            start.found(
-                "device.not_enough_free",
-                text,
-                state="load_weights",
-                figures=_SENTENCE,
-                observed=total - foreign,
-                expected=total,
-                scope="device",
-                bytes=foreign,
-                is_cause=True,
-            )
-        ]
+        return [_crowded_out(start, foreign, total)]
     held = start.size("torch_allocated_bytes")
     text = "the weights"
     if held is not None and total is not None:
         text += f", of which {format_bytes(held)} were loaded when the {format_bytes(total)} of the device were full"
     return [ran_out(start, failure, "weights.exceed_device", text)]
+
+
+def _crowded_out(start: Start, foreign: int, total: int) -> Found:
+    tenants = {sign.inputs.get("pid"): sign for sign in start.facts.signs("tenant")}
+    named = ", ".join(str(pid) for pid in list(tenants)[:8] if pid is not None)
+    who = f"process{'es' if len(tenants) > 1 else ''} {named}" if named else "others"
+    verb = "holds" if named and len(tenants) == 1 else "hold"
+    text = f"{who} {verb} {format_bytes(foreign)} of {format_bytes(total)}, and the weights do not fit beside that"
+    return start.found(
+        "device.neighbour_present",
+        text,
+        state="load_weights",
+        figures=_SENTENCE,
+        observed=foreign,
+        expected=0,
+        scope="device",
+        bytes=foreign,
+        is_cause=True,
+    )
 
 
 def _capturing(start: Start, failure: Failure) -> list[Found]:

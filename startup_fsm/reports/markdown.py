@@ -14,7 +14,7 @@ from typing import Any, Final
 from startup_fsm.findings import Advice, Change
 from startup_fsm.memory import format_bytes
 from startup_fsm.reports.terminal import clean, quantity, share
-from startup_fsm.reports.text import change_text, outcome_line
+from startup_fsm.reports.text import FREE, change_text, outcome_line
 from startup_fsm.verdict import RankedFinding, Verdict
 
 #: Longest evidence text, in characters: a traceback line, not a traceback.
@@ -114,6 +114,10 @@ def _bytes(verdict: Verdict) -> Iterator[str]:
     for account in verdict.ledger:
         size, part = format_bytes(account.bytes), share(account.bytes, whole)
         yield f"| {escaped(account.account)} | {size} | {part} | {escaped(account.source)} |"
+    left = whole - sum(account.bytes for account in verdict.ledger)
+    if whole:
+        name = "unexplained" if any(account.account == FREE for account in verdict.ledger) else FREE
+        yield f"| {name} | {format_bytes(left)} | {share(left, whole)} | total less all of these |"
 
 
 def markdown_pages(verdicts: Iterable[Verdict]) -> str:

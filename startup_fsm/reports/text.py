@@ -40,6 +40,8 @@ _OUTCOMES: Final = {
     "interrupted": ("interrupted", "bold yellow"),
     "running": ("still running", "bold cyan"),
 }
+#: The account of a ledger that nobody uses, where something read it.
+FREE: Final = "free"
 _VERBS: Final = {"set": "set", "raise": "raise", "lower": "lower", "remove": "remove", "investigate": "look at"}
 
 
@@ -171,12 +173,19 @@ def ledger_view(ledger: Sequence[Account], figures: Mapping[str, int | float]) -
     whole = total if isinstance(total, int) else 0
     table = columns("account", "bytes", "share", "told by", numbers=("bytes", "share"))
     for account in ledger:
-        row = plain(account.account), plain(format_bytes(account.bytes)), plain(share(account.bytes, whole))
-        table.add_row(*row, plain(account.source))
-    used = sum(account.bytes for account in ledger)
+        if account.account != FREE:
+            row = plain(account.account), plain(format_bytes(account.bytes)), plain(share(account.bytes, whole))
+            table.add_row(*row, plain(account.source))
+    used = sum(account.bytes for account in ledger if account.account != FREE)
     table.add_row(plain("used", "bold"), plain(format_bytes(used), "bold"), plain(share(used, whole)), plain("sum"))
-    if whole:
-        table.add_row("free", format_bytes(whole - used), share(whole - used, whole), "total - used")
+    read = next((account for account in ledger if account.account == FREE), None)
+    free = read.bytes if read is not None else whole - used
+    if whole or read is not None:
+        told = "total - used" if read is None else read.source
+        table.add_row("free", format_bytes(free), share(free, whole), plain(told))
+    if whole and read is not None and whole != used + free:
+        left = whole - used - free
+        table.add_row("unexplained", signed(left), share(left, whole), "total - used - free")
     yield indented(table)
 
 

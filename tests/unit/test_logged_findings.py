@@ -262,7 +262,7 @@ class TestDevice:
         )
         verdict = log.verdict()
 
-        assert codes(verdict)[0] == "device.not_enough_free"
+        assert codes(verdict)[0] == "device.neighbour_present"
         assert changes(verdict)[0] == ("other_process", "investigate")
         assert not any(setting == "gpu_memory_utilization" for setting, _ in changes(verdict))
 

@@ -276,7 +276,7 @@ def test_one_bad_file_of_many(tmp_path: Path):
         ("rank-00000.1.jsonl", b'{"v":0,"ru', "no whole event in this journal: line 1, byte 0", "killed"),
         ("rank-00000.1.jsonl", b'{"v":0}\n', "no whole event in this journal: line 1, byte 0: seq", "killed"),
         ("core", bytes(range(256)) * 64, "neither a journal nor text", "name a run directory"),
-        ("vllm.log", b"INFO 01-01 engine started\n" * 9, "text logs of engines are planned", "--mirror"),
+        ("vllm.log", b"INFO 01-01 engine started\n" * 9, "no line of this text says anything", "from its first line"),
         ("torn.log", b"x startup_fsm|0|run|rank-0|1|0|1|1|0123", "no whole event in this text: line 1", "killed"),
     ],
 )

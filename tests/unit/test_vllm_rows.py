@@ -391,15 +391,15 @@ L103 | sized | Skipping encoder and decoder CUDA graph capture. To enable encode
 L104 | sized | CUDA graph pool memory: 0.75 GiB (actual), 0.6 GiB (estimated), difference: 0.15 GiB (20.0%).
     = ends:capture_graphs graph_actual_bytes=0.75GiB graph_estimate_bytes=0.6GiB
 L105 | capture_graphs L56 | Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization is (0.92, 72.91 GiB). Actual usage is 15.5 GiB for weight, 2.25 GiB for peak activation, 0.31 GiB for non-torch memory, and 0.75 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=57847316480` (53.87 GiB) to fit into requested memory, or `--kv-cache-memory=63849365504` (59.46 GiB) to fully utilize gpu memory. Current kv cache memory in use is 54.35 GiB.
-    = ends:capture_graphs free_at_start_bytes=78.5GiB total_bytes=79.25GiB gpu_memory_utilization=0.92 requested_bytes=72.91GiB weights_bytes=15.5GiB engine_outside_torch_bytes=0.31GiB graph_actual_bytes=0.75GiB suggested_kv_bytes_requested=57847316480 suggested_kv_bytes_full=63849365504 engine_activation_bytes=2.25GiB kv_available_bytes=54.35GiB kv_cache_bytes=54.35GiB
+    = ends:capture_graphs free_at_start_bytes=78.5GiB total_bytes=79.25GiB gpu_memory_utilization=0.92 requested_bytes=72.91GiB weights_bytes=15.5GiB engine_outside_torch_bytes=0.31GiB graph_actual_bytes=0.75GiB suggested_kv_bytes_requested=57847316480 suggested_kv_bytes_full=63849365504 engine_activation_bytes=2.25GiB kv_cache_bytes=54.35GiB
 L105 | capture_graphs L51 L56 | Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization is (0.92, 72.91 GiB). Actual usage is 15.5 GiB for weight, 2.25 GiB for peak activation, 0.31 GiB for non-torch memory, and 0.75 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=57847316480` (53.87 GiB) to fit into requested memory, or `--kv-cache-memory=63849365504` (59.46 GiB) to fully utilize gpu memory. Current kv cache memory in use is 54.35 GiB.
-    = ends:capture_graphs free_at_start_bytes=78.5GiB total_bytes=79.25GiB gpu_memory_utilization=0.92 requested_bytes=72.91GiB weights_bytes=15.5GiB engine_outside_torch_bytes=0.31GiB graph_actual_bytes=0.75GiB suggested_kv_bytes_requested=57847316480 suggested_kv_bytes_full=63849365504 kv_available_bytes=54.35GiB kv_cache_bytes=54.35GiB
+    = ends:capture_graphs free_at_start_bytes=78.5GiB total_bytes=79.25GiB gpu_memory_utilization=0.92 requested_bytes=72.91GiB weights_bytes=15.5GiB engine_outside_torch_bytes=0.31GiB graph_actual_bytes=0.75GiB suggested_kv_bytes_requested=57847316480 suggested_kv_bytes_full=63849365504 kv_cache_bytes=54.35GiB
 L105 | warmup L56 | Free memory on device (22.9/23.56 GiB) on startup. Desired GPU memory utilization is (0.9, 21.2 GiB). Actual usage is 14.93 GiB for weight, 1.27 GiB for peak activation, 0.11 GiB for non-torch memory, and 0.0 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=-157286400` to fit into requested memory, or `--kv-cache-memory=1073741824` to fully utilize gpu memory. Current kv cache memory in use is 5261334937 bytes.
-    = ends:warmup free_at_start_bytes=22.9GiB total_bytes=23.56GiB gpu_memory_utilization=0.9 requested_bytes=21.2GiB weights_bytes=14.93GiB engine_outside_torch_bytes=0.11GiB graph_actual_bytes=0GiB suggested_kv_bytes_requested=-157286400 suggested_kv_bytes_full=1073741824 engine_activation_bytes=1.27GiB kv_available_bytes=5261334937 kv_cache_bytes=5261334937
+    = ends:warmup free_at_start_bytes=22.9GiB total_bytes=23.56GiB gpu_memory_utilization=0.9 requested_bytes=21.2GiB weights_bytes=14.93GiB engine_outside_torch_bytes=0.11GiB graph_actual_bytes=0GiB suggested_kv_bytes_requested=-157286400 suggested_kv_bytes_full=1073741824 engine_activation_bytes=1.27GiB kv_cache_bytes=5261334937
 L105 | capture_graphs L56 | Free memory on device (78.5/79.25 GiB) on startup. Desired GPU memory utilization is (0.92, 72.91 GiB). Actual usage is 16.1 GiB for consumed memory (weights + non-torch), 2.85 GiB for peak activation, and 0.75 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with `--kv-cache-memory=57000000000` (53.09 GiB) to fit into requested memory, or `--kv-cache-memory=63000000000` (58.67 GiB) to fully utilize gpu memory. Current kv cache memory in use is 53.9 GiB.
-    = ends:capture_graphs free_at_start_bytes=78.5GiB total_bytes=79.25GiB gpu_memory_utilization=0.92 requested_bytes=72.91GiB weights_and_non_torch_bytes=16.1GiB graph_actual_bytes=0.75GiB suggested_kv_bytes_requested=57000000000 suggested_kv_bytes_full=63000000000 engine_activation_bytes=2.85GiB kv_available_bytes=53.9GiB kv_cache_bytes=53.9GiB
+    = ends:capture_graphs free_at_start_bytes=78.5GiB total_bytes=79.25GiB gpu_memory_utilization=0.92 requested_bytes=72.91GiB weights_and_non_torch_bytes=16.1GiB graph_actual_bytes=0.75GiB suggested_kv_bytes_requested=57000000000 suggested_kv_bytes_full=63000000000 engine_activation_bytes=2.85GiB kv_cache_bytes=53.9GiB
 ascend | capture_graphs L56 | Free memory on device (60.1/60.96 GiB) on startup. Desired GPU memory utilization is (0.9, 54.86 GiB). Actual usage: 15.2 GiB for weights, 2.1 GiB for peak activation, 0.4 GiB for non-torch memory, 0.9 GiB for NPU graph memory. Replace gpu_memory_utilization with `--kv-cache-memory=38000000000` (35.39 GiB) to fit into requested memory, or `--kv-cache-memory=43000000000` (40.05 GiB) to fully utilize NPU free memory. Current KV cache memory: 37.16 GiB. After warmup: torch reserved memory 55.2 GiB, torch allocated memory 54.9 GiB.
-    = ends:capture_graphs version:vllm-ascend free_at_start_bytes=60.1GiB total_bytes=60.96GiB gpu_memory_utilization=0.9 requested_bytes=54.86GiB weights_bytes=15.2GiB engine_outside_torch_bytes=0.4GiB graph_actual_bytes=0.9GiB suggested_kv_bytes_requested=38000000000 suggested_kv_bytes_full=43000000000 torch_reserved_bytes=55.2GiB torch_allocated_bytes=54.9GiB engine_activation_bytes=2.1GiB kv_available_bytes=37.16GiB kv_cache_bytes=37.16GiB version:vllm-ascend
+    = ends:capture_graphs version:vllm-ascend free_at_start_bytes=60.1GiB total_bytes=60.96GiB gpu_memory_utilization=0.9 requested_bytes=54.86GiB weights_bytes=15.2GiB engine_outside_torch_bytes=0.4GiB graph_actual_bytes=0.9GiB suggested_kv_bytes_requested=38000000000 suggested_kv_bytes_full=43000000000 torch_reserved_bytes=55.2GiB torch_allocated_bytes=54.9GiB engine_activation_bytes=2.1GiB kv_cache_bytes=37.16GiB version:vllm-ascend
 ascend |  | RuntimeError: NPU out of memory. Tried to allocate 1.50 GiB (NPU 0; 60.96 GiB total capacity)
     = version:vllm-ascend
 L107 | sized | init engine (profile, create kv cache, warmup model) took 31.25 seconds
@@ -683,3 +683,17 @@ class TestUntrusted:
             found = row.search((row.anchor + " ") * 4_000)
             if found is not None:
                 list(row.facts(found, NOTHING))
+
+
+@pytest.mark.parametrize(
+    ("before", "names"), [(SIZED, {"kv_cache_bytes"}), (NOTHING, {"kv_cache_bytes", "kv_available_bytes"})]
+)
+def test_what_is_in_use(before, names):
+    """What the KV cache has is also what was available, unless the rank said that itself: others may have had less."""
+    message = (
+        "Free memory on device (47.05/47.38 GiB) on startup. Desired GPU memory utilization is (0.92, 43.59 GiB)."
+        " Actual usage is 18.26 GiB for consumed memory (weights + non-torch). Current kv cache memory in use is 23.2 GiB."
+    )
+    read = {fact.name: fact.value for fact in facts(message, before) if isinstance(fact, Figure)}
+    assert {name for name in read if name.startswith("kv_")} == names
+    assert read["kv_cache_bytes"] == round(23.2 * 2**30)

@@ -92,7 +92,7 @@ def _decode_tick(found: re.Match[str], heard: Heard) -> Iterable[Fact]:
 
 
 def _prefill_tick(found: re.Match[str], heard: Heard) -> Iterable[Fact]:
-    return _tick(found[1], heard, PREFILL_TICK, (*_DECODE, DRAFT_BEGIN))
+    return _tick(found[1], heard, PREFILL_TICK, (DECODE_TICK, DRAFT_BEGIN))
 
 
 def _addresses(found: re.Match[str], heard: Heard) -> Iterable[Fact]:

@@ -7,6 +7,7 @@ loop around a frame means that the server served already, whatever was called in
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -111,9 +112,9 @@ _RUNNER: Final = r"/\w{0,60}graph_runner\.py$|/cuda_graph_setup\.py$"
 
 def place_of(frames: Sequence[Frame]) -> Place | None:
     """Where the frames prove that it was raised; None where none of them is known."""
-    if any(_SERVING.holds(frame) for frame in frames):
+    if _any(frames, _SERVING.function):
         return _SERVING.place
-    place = next((rule.place for frame in reversed(frames) for rule in _RULES if rule.holds(frame)), None)
+    place = next((place for frame in reversed(frames) if (place := _place_in(frame)) is not None), None)
     if _any(frames, _DRAFT_FUNCTION, _DRAFT_FILE):
         # The groups of a draft model are a part of loading it.
         state = "load_weights" if place is None or place.state == "init_device" else place.state
@@ -121,6 +122,12 @@ def place_of(frames: Sequence[Frame]) -> Place | None:
     if place == _ALLOCATE and _any(frames, _MAMBA):
         return Place("allocate_kv", "mamba_pool")
     return _capture_part(frames) if place == _CAPTURE else place
+
+
+@functools.lru_cache(maxsize=1_024)
+def _place_in(frame: Frame) -> Place | None:
+    """Ranks print the same frames, and so do exceptions that are raised from each other."""
+    return next((rule.place for rule in _RULES if rule.holds(frame)), None)
 
 
 def _capture_part(frames: Sequence[Frame]) -> Place:
@@ -131,7 +138,10 @@ def _capture_part(frames: Sequence[Frame]) -> Place:
 
 def _any(frames: Sequence[Frame], function: str, file: str = "") -> bool:
     """Whether a frame has such a function, or lies in such a file."""
-    return any(
-        (function and re.fullmatch(function, frame.function)) or (file and re.search(file, frame.file))
-        for frame in frames
-    )
+    return any(_is(frame, function, file) for frame in frames)
+
+
+@functools.lru_cache(maxsize=4_096)
+def _is(frame: Frame, function: str, file: str) -> bool:
+    is_function = bool(function) and re.fullmatch(function, frame.function) is not None
+    return is_function or (bool(file) and re.search(file, frame.file) is not None)

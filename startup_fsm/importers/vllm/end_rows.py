@@ -61,7 +61,8 @@ def _suggested(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
     # Some versions add the graph estimate to the activations here; the profile's own line does not.
     if not heard.has("L51"):
         yield from search_clauses(_ACTIVATION, text)
-    yield from search_clauses(_IN_USE, text)
+    # What this rank could have had was said before; over several ranks all use what the poorest has.
+    yield from search_clauses(_IN_USE[1:] if heard.has("L56") else _IN_USE, text)
 
 
 def _saved(found: re.Match[str], heard: Heard) -> Iterator[Fact]:

@@ -7,6 +7,7 @@ graphs a small one. Functions that run in several states are placed by what the 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -112,9 +113,10 @@ class _Rule:
     part: str | None = None
     files: tuple[str, ...] = ()
 
-    def holds(self, frame: Frame, state: str) -> bool:
-        is_inside = state in self.inside and (not self.functions or frame.function in self.functions)
-        return is_inside and (not self.files or _is_in(frame, self.files))
+    def is_of(self, frame: Frame) -> bool:
+        """Whether it is about such a frame, inside whatever state."""
+        is_function = not self.functions or frame.function in self.functions
+        return is_function and (not self.files or _is_in(frame, self.files))
 
 
 def _is_in(frame: Frame, pieces: Iterable[str]) -> bool:
@@ -160,11 +162,17 @@ _RULES: Final = (
 )
 
 
+@functools.lru_cache(maxsize=1_024)
+def _rules_of(frame: Frame) -> tuple[_Rule, ...]:
+    """Ranks print the same frames, and so do exceptions that are raised from each other."""
+    return tuple(rule for rule in _RULES if rule.is_of(frame))
+
+
 def located(frames: Sequence[Frame], heard: Heard) -> Place:
     """State and part in which a stack of frames stands; None for what it does not prove."""
     state, part = _NOWHERE, None
     for frame in frames:
-        rule = next((rule for rule in _RULES if rule.holds(frame, state)), None)
+        rule = next((rule for rule in _rules_of(frame) if state in rule.inside), None)
         there = (rule.state, rule.part) if rule is not None else _by_course(frame, state, heard)
         if there is None:
             continue
