@@ -132,6 +132,7 @@ class Assembly:
             start.is_sure = said.form in _ENGINES
         for fact in facts:
             start, course = self._fact(fact, start, course, said)
+        _met(course, said.speaker)
         course.heard(row.name)
         start.rows.add(row.name)
         start.last = said
@@ -248,7 +249,8 @@ class Assembly:
             return False
         if speaker.pid is not None and course.pids and speaker.pid not in course.pids:
             return True
-        return course.position >= ORDER["load_weights"] and (speaker.pid is None or start.closing is not None)
+        has_loaded = course.position >= ORDER["load_weights"]
+        return has_loaded and (speaker.pid is None or start.closing is not None or course.failure is not None)
 
     def _begin(self, said: Said, *, like: Gathered | None = None) -> Gathered:
         """A new start; the one before it is done."""
@@ -274,8 +276,6 @@ class Assembly:
                 shared=start.shared,
             )
             start.courses[key] = course
-        if speaker.pid is not None and len(course.pids) < PROCESSES:
-            course.pids.add(speaker.pid)
         return course
 
     def finish(self) -> tuple[ImportedStart, ...]:
@@ -305,6 +305,12 @@ def _goes_on(start: Gathered, course: Course, said: Said) -> None:
     start.stalls.clear()
     if start.latest is None or course.entered_line >= start.latest.entered_line:
         start.latest = course
+
+
+def _met(course: Course, speaker: Speaker) -> None:
+    """Under which pid a process speaks; after its words were judged, since another pid may begin another start."""
+    if speaker.pid is not None and len(course.pids) < PROCESSES:
+        course.pids.add(speaker.pid)
 
 
 def _ends_serving(death: Death) -> bool:

@@ -115,6 +115,8 @@ class _Reader:
         self._ended = 0
         self._held: list[bytes] = []
         self._held_bytes = 0
+        #: The line that has not ended.
+        self._rest = b""
 
     def read(self) -> TextLog:
         """All of it."""
@@ -133,17 +135,25 @@ class _Reader:
             block = self._stream.read(_BLOCK)
         if self._is_searching:
             self._resume()
+        self._take(self._physical.feed(self._rest))
         self._take(self._physical.close())
         starts = self._assembly.finish()
         return TextLog(starts=starts, left_out=self._assembly.left_out, holds_mirror=holds_mirror)
 
     def _read(self, piece: bytes) -> None:
-        """A piece by the full grammar."""
-        self._take(self._physical.feed(piece))
-        self._ended += piece.count(b"\n")
+        """A piece by the full grammar, up to its last whole line; the rest goes on with the next one."""
+        data = self._rest + piece
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) > _PIECE:
+            whole = len(data)
+        self._rest = data[whole:]
+        if whole:
+            self._take(self._physical.feed(data[:whole]))
+            self._ended += data.count(b"\n", 0, whole)
         if not self._is_wide and self._quiet > (_SETTLED if self._assembly.is_settled else _QUIET):
             self._take(self._physical.close())
             self._is_searching = True
+            self._held, self._held_bytes, self._rest = [self._rest], len(self._rest), b""
 
     def _search(self, block: bytes, at: int) -> int:
         """Up to the next fragment; where the full grammar goes on."""
