@@ -194,6 +194,7 @@ class Assembly:
         if grammar is not None:
             start.source = grammar.source
         death = self._of_chain(raised, grammar or self._fallback, ears)
+        _met(course, speaker)
         if start.source == UNKNOWN and death.category == "oom":
             start.source = self._fallback.source
         start.last = said

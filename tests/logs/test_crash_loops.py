@@ -133,7 +133,6 @@ def test_same_pid(tmp_path, api):
     assert told["main"] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="the pid is noted before it is compared, and the same pid never begins again")
 @pytest.mark.parametrize("pids", [(300, 400), (77, 77)])
 def test_no_banner(tmp_path, pids):
     """Where the banners are cut off, a process that begins to load again after a failure is another start."""

@@ -540,7 +540,6 @@ class TestReading:
         assert once == again
         assert len(set(once)) == 3
 
-    @pytest.mark.xfail(strict=True, reason="a line that a block cuts is closed where the reader goes over to searching")
     @pytest.mark.parametrize("shift", [8, 40, 80])
     def test_line_at_the_end_of_a_block(self, tmp_path, shift):
         """Wherever the line that tells of a crash lies among the serving lines before it, it is read whole."""

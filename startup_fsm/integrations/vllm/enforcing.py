@@ -14,6 +14,7 @@ be short of, or all of them where it has none; ``sampler`` two blocks of logits 
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ from startup_fsm.integrations.vllm import facts
 from startup_fsm.integrations.vllm.recording import Start
 from startup_fsm.journal import read_journal
 from startup_fsm.memory import MIB, Snapshot, format_bytes
+
+#: Below vLLM's own logger, which its configuration prints.
+_log: Final = logging.getLogger("vllm.startup_fsm")
 
 #: Bytes that are left between the peak and the request: what two starts of one engine were seen to differ by, twice.
 MARGIN: Final = 128 * MIB
@@ -132,6 +136,8 @@ def corrected(start: Start, worker: Any, available: int) -> int:
         start.decide("kv_not_corrected", f"{reason}; nothing would be left", **inputs)
         return available
     start.decide("kv_corrected", reason, **inputs, wanted_bytes=wanted)
+    # In the engine's own log too, so that whoever has only that knows why the cache is smaller than it says.
+    _log.info("startup_fsm: KV cache corrected from %d to %d bytes: %s", available, wanted, reason)
     return wanted
 
 
