@@ -11,8 +11,10 @@ from typing import Any, Final
 
 import attrs
 
+from startup_fsm import ranks
 from startup_fsm.advice import advise
 from startup_fsm.causes import budget_before, causes, last_oom, was_answered
+from startup_fsm.chain import straggler_findings
 from startup_fsm.events import StateFailed
 from startup_fsm.figures import figures_of, last_snapshot
 from startup_fsm.findings import SEVERITIES, Advice, Finding, Severity
@@ -65,7 +67,7 @@ def diagnose(sources: Sequence[Source], *, source: str = "journal", origin: str 
         durations_ns=_durations(run),
         findings=tuple(ranked),
         advice=tuple(_advice(ranked, sources)),
-        unseen=tuple(_unseen(run)),
+        unseen=(*_unseen(run), *ranks.unseen(sources)),
         problems=tuple(text for each in sources for _, text, _ in each.problems),
     )
 
@@ -108,23 +110,28 @@ def _deciding(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> int:
 
     def key(at: int) -> tuple[int, int, int, int]:
         run = sources[at].run
-        by_peer = 1 if run.peer_failures else 0
+        by_peer = 2 if order[outcomes[at]] > 2 else 1 if ranks.by_peer(run) else 0
         ended = 0 if run.started is None or run.started.wall_ns is None else run.started.wall_ns + (run.last_t or 0)
-        return order[outcomes[at]], by_peer, ended if order[outcomes[at]] < 2 else 0, at
+        return by_peer, order[outcomes[at]], ended if order[outcomes[at]] < 2 else 0, at
 
     return min(range(len(sources)), key=key)
 
 
 def _ranked(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> list[RankedFinding]:
     found: list[tuple[tuple[Any, ...], RankedFinding]] = []
+    told: set[tuple[str, str]] = set()
+    labels = [source.label for source in sources]
     for source, result in zip(sources, outcomes, strict=True):
         label = source.label if len(sources) > 1 else None
         seen: set[tuple[str, str | None]] = set()
         for finding in _findings(source, result):
-            if (finding.code, finding.state) in seen:
+            if (finding.code, finding.state) in seen or ranks.said_already(finding, told):
                 continue
             seen.add((finding.code, finding.state))
-            found.append((_rank(finding, source.run), _evident(finding, label, source)))
+            key = (ranks.is_echo(finding, labels), *_rank(finding, source.run))
+            found.append((key, _evident(finding, label, source)))
+    for at, finding in straggler_findings(sources):
+        found.append(((False, *_rank(finding, sources[at].run)), _evident(finding, sources[at].label, sources[at])))
     return [ranked for _, ranked in sorted(found, key=lambda pair: pair[0])]
 
 
@@ -198,7 +205,8 @@ def _endings(source: Source, result: Outcome) -> list[Finding]:
                 evidence=() if visit is None else (visit.entered_seq,),
             )
         )
-    if result == "error" and run.finished is not None and (visit is None or visit.failed is None):
+    is_own = not run.peer_failures and (visit is None or visit.failed is None)
+    if result == "error" and run.finished is not None and is_own:
         seq, finished = run.finished
         text = f"declared failed {f'after {state}' if state else 'at once'}: {finished.reason or 'no reason given'}"
         found.append(Finding(code="state.raised", severity="error", state=state, message=text, evidence=(seq,)))
@@ -206,8 +214,10 @@ def _endings(source: Source, result: Outcome) -> list[Finding]:
         seq, signalled = run.signals[-1]
         text = f"{signalled.signal} arrived in {signalled.state or state}"
         found.append(Finding(code="run.ended_by_signal", severity="error", state=state, message=text, evidence=(seq,)))
+    found += ranks.judged_missing(run)
     for seq, failed in run.peer_failures:
-        text = f"{failed.peer} failed in {failed.state}: {failed.reason}"
+        where = f" in {failed.state}" if failed.state else ""
+        text = f"{failed.peer} failed{where}: {failed.reason}"
         found.append(Finding(code="ranks.peer_failed", severity="error", state=state, message=text, evidence=(seq,)))
     return found
 

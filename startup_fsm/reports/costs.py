@@ -12,7 +12,7 @@ from typing import Literal
 import attrs
 
 from startup_fsm.fold import RunState, Visit
-from startup_fsm.memory import Snapshot, accounts
+from startup_fsm.memory import Account, Snapshot, accounts
 
 
 @attrs.frozen(kw_only=True)
@@ -183,6 +183,70 @@ def _byte_cost(visit: Visit, account: str, delta: int, after: int, source: str) 
 
 
 @attrs.frozen(kw_only=True)
+class MemoryEdge:
+    """
+    Memory as one state ended and the next could begin; all in bytes.
+
+    Attributes:
+        state, visit: What ended; None and 0 for the reading before anything was done.
+        ended: How.
+        total_bytes: The device.
+        requested_bytes: What this process may use of it; None where nobody said.
+        used_bytes: In use by everybody.
+        accounts: Every term of the identity, pools of one purpose together; they add up to what is used.
+        peak_bytes: What the state took and gave back before its end, on top of what it kept.
+    """
+
+    state: str | None
+    visit: int
+    ended: Literal["left", "failed"]
+    total_bytes: int
+    requested_bytes: int | None
+    used_bytes: int
+    accounts: tuple[Account, ...]
+    peak_bytes: int = 0
+
+
+def memory_edges(run: RunState) -> list[MemoryEdge]:
+    """Memory at every edge of a start, in order; empty where no reading was taken."""
+    found: list[MemoryEdge] = []
+    for visit in run.visits:
+        if not found and visit.before is not None:
+            found.append(_edge(run, visit.before))
+        if visit.after is not None:
+            found.append(_edge(run, visit.after, visit))
+    return found
+
+
+def _edge(run: RunState, snapshot: Snapshot, visit: Visit | None = None) -> MemoryEdge:
+    peak = 0
+    if visit is not None and "peak" in visit.snapshots:
+        peak = max(0, visit.snapshots["peak"][1].reserved_peak_bytes - snapshot.reserved_bytes)
+    return MemoryEdge(
+        state=None if visit is None else visit.state,
+        visit=0 if visit is None else visit.visit,
+        ended="failed" if visit is not None and visit.failed is not None else "left",
+        total_bytes=snapshot.total_bytes,
+        requested_bytes=_requested(run, snapshot.total_bytes),
+        used_bytes=snapshot.used_bytes,
+        accounts=tuple(
+            Account(account=name, bytes=size, source=source) for name, (size, source) in _held(snapshot).items()
+        ),
+        peak_bytes=peak,
+    )
+
+
+def _requested(run: RunState, total: int) -> int | None:
+    """What was asked for of the device: as it was computed, else as it was noted, else by the share."""
+    if run.budgets:
+        return run.budgets[-1][1].requested_bytes
+    noted, share = run.note("requested_bytes"), run.knob("gpu_memory_utilization")
+    if isinstance(noted, int):
+        return noted
+    return int(total * share) if isinstance(share, float) and 0 < share <= 1 else None
+
+
+@attrs.frozen(kw_only=True)
 class GraphCost:
     """All graphs of one visit, in bytes and ns; the largest by the growth of its pool."""
 
@@ -220,14 +284,21 @@ def graph_costs(run: RunState) -> list[GraphCost]:
 
 @attrs.frozen(kw_only=True)
 class Blame:
-    """All that one process cost."""
+    """All that one process cost, and memory at every edge."""
 
     process: str
     time: list[TimeCost]
+    edges: list[MemoryEdge]
     bytes: list[ByteCost]
     graphs: list[GraphCost]
 
 
 def blame(run: RunState, process: str) -> Blame:
     """What cost most, each ranking with the most first."""
-    return Blame(process=process, time=time_costs(run), bytes=byte_costs(run), graphs=graph_costs(run))
+    return Blame(
+        process=process,
+        time=time_costs(run),
+        edges=memory_edges(run),
+        bytes=byte_costs(run),
+        graphs=graph_costs(run),
+    )

@@ -6,8 +6,11 @@ Only what stdout gets is data; whoever reads it may be a program.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
@@ -67,3 +70,29 @@ def say_error(error: StartupError) -> None:
     say("error", error.message, sys.stderr)
     if error.hint:
         say("hint", error.hint, sys.stderr)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """
+    Write the whole file or none of it: nobody finds half of one.
+
+    Raises:
+        StartupError: It cannot be written.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            # A pipe or a device, such as /dev/stdout, has no name to be replaced.
+            path.write_bytes(content)
+            return
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with unfinished.open("xb") as file:
+                file.write(content)
+            unfinished.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+    except OSError as error:
+        hint = "name a file that can be written with --output"
+        raise StartupError(f"{path}: {error.strerror or error}", hint=hint) from None

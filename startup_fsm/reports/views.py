@@ -18,6 +18,7 @@ from startup_fsm.fold import RunState
 from startup_fsm.memory import format_bytes
 from startup_fsm.replay import Replay
 from startup_fsm.reports import costs
+from startup_fsm.reports.bars import bars
 from startup_fsm.reports.terminal import (
     clean,
     columns,
@@ -94,6 +95,7 @@ def blame_view(start: Start) -> Iterator[RenderableType]:
         if len(start.processes) > 1:
             yield heading(process.label)
         yield from _time_costs(costs.time_costs(history))
+        yield from bars(costs.memory_edges(history))
         yield from _byte_costs(costs.byte_costs(history))
         yield from _graph_costs(costs.graph_costs(history))
         if history.budgets:
@@ -102,6 +104,8 @@ def blame_view(start: Start) -> Iterator[RenderableType]:
         "bytes that came and went between two readings",
         "time inside the body of a state, but for what the engine marked",
     ]
+    if not any(visit.snapshots for process in start.processes for visit in process.history.visits):
+        unseen[0] = "bytes at the edges: no memory was read; a text log has figures where its engine prints them"
     yield from unseen_view([*unseen, *start.unseen])
 
 
