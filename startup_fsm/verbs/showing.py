@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import sys
 from pathlib import Path as FilePath
 from typing import Annotated, Final
@@ -12,7 +10,7 @@ from cyclopts import Parameter
 
 from startup_fsm.errors import StartupError
 from startup_fsm.reading import read_starts
-from startup_fsm.reports.output import emit, emit_json
+from startup_fsm.reports.output import emit, emit_json, write_whole
 from startup_fsm.reports.terminal import say
 from startup_fsm.verbs.arguments import SWITCH, Json, Path
 from startup_fsm.verdict import EXIT_READY, Verdict
@@ -55,9 +53,10 @@ def report(
     if output == _STDOUT:
         emit(text)
         return EXIT_READY
-    size = _write(FilePath(output), text.encode())
+    content = text.encode()
+    write_whole(FilePath(output), content)
     kept = "" if full else "; paths, hosts, users and process numbers are replaced, --full keeps them"
-    say("written", f"{output}, {size // 1024} KiB{kept}", sys.stderr)
+    say("written", f"{output}, {len(content) // 1024} KiB{kept}", sys.stderr)
     return EXIT_READY
 
 
@@ -69,25 +68,3 @@ def _shown(start: int | None, verdicts: list[Verdict]) -> int:
         count = len(verdicts)
         raise StartupError(f"--start {start}: there {'is' if count == 1 else 'are'} {count}", hint="count from 1")
     return start - 1
-
-
-def _write(path: FilePath, content: bytes) -> int:
-    """The whole file or none of it: nobody finds half a page."""
-    try:
-        if path.exists() and not path.is_file():
-            # A pipe or a device, such as /dev/stdout, has no name to be replaced.
-            path.write_bytes(content)
-            return len(content)
-        unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with unfinished.open("xb") as file:
-                file.write(content)
-            unfinished.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
-    except OSError as error:
-        hint = "name a file that can be written with --output"
-        raise StartupError(f"{path}: {error.strerror or error}", hint=hint) from None
-    return len(content)
