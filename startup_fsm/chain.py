@@ -145,7 +145,8 @@ def chain(sources: Sequence[Source]) -> Chain:
         total_ns=total,
         steps=steps,
         meetings=tuple(_meetings(start)),
-        stragglers=tuple(_stragglers(start)),
+        # A log begins and ends its states where a line happens to be.
+        stragglers=() if any(each.is_imported for each in sources) else tuple(_stragglers(start)),
         unseen=tuple(_unseen(start)),
     )
 
@@ -161,6 +162,8 @@ def straggler_findings(sources: Sequence[Source]) -> tuple[tuple[int, Finding], 
         The index of the process, and the finding with sequence numbers of its journal.
     """
     found = []
+    if any(each.is_imported for each in sources):
+        return ()
     for each in _stragglers(on_one_clock(sources)):
         text = f"{each.process} took {each.took_ns / 1e9:.1f} s in {each.state}, {each.over_ns / 1e9:.1f} s more than"
         finding = Finding(

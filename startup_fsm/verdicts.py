@@ -36,9 +36,9 @@ def judge(sources: Sequence[Source], *, source: str, origin: str | None) -> Verd
 def sizing(sources: Sequence[Source]) -> Sizing | None:
     """How the KV cache of a start was sized last; None where it came to no budget, or its log does not tell."""
     if any(each.is_imported for each in sources):
-        from startup_fsm.logged.start import read_start
+        from startup_fsm.logged.lacking import sizing_with_what_lacked
 
-        return read_start(sources).sizing
+        return sizing_with_what_lacked(sources)
     from startup_fsm.what_if import sizing_of_journal
 
     return next((found for each in sources if (found := sizing_of_journal(each.run)) is not None), None)

@@ -197,7 +197,8 @@ def what_if(sizing: Sizing, changes: Mapping[str, Any]) -> WhatIf:
     return WhatIf(
         before=_side(sizing),
         after=_side(after),
-        interval=after.interval(least),
+        # Explicit KV bytes are there whatever the share is.
+        interval=None if after.pinned_bytes is not None else after.interval(least),
         missing_bytes=after.missing(least),
         assumed=after.assumed,
     )
@@ -270,8 +271,15 @@ def _side(sizing: Sizing) -> Side:
         kv_bytes=kv_bytes,
         tokens=None if each is None else int(kv_bytes / each),
         request_fits=None if needed is None else kv_bytes >= needed,
-        leftover_bytes=None if sizing.share is None else sizing.leftover(sizing.share),
+        leftover_bytes=_left(sizing),
     )
+
+
+def _left(sizing: Sizing) -> int | None:
+    """Of the device, at ready; explicit KV bytes are there whatever the share is."""
+    if sizing.pinned_bytes is not None and sizing.reachable_bytes is not None:
+        return sizing.reachable_bytes - sizing.later_bytes - sizing.charged_bytes - sizing.pinned_bytes
+    return None if sizing.share is None else sizing.leftover(sizing.share)
 
 
 def _number(name: str, value: Any, *, least: float = 0) -> float:

@@ -84,6 +84,9 @@ def _stalled(start: Start, found: Found) -> list[Advice]:
 
 
 def _uneven(start: Start, found: Found) -> list[Advice]:
+    if found.finding.reason == "stages":
+        layers = "fewer layers on the poorest stage (VLLM_PP_LAYER_PARTITION) give all of them more KV cache"
+        return [*places.nothing_to_set(start, layers), *lengths.fewer_tokens(start)]
     text = f"{found.finding.message.partition(';')[0]}: look for a context or a process on the poorer device"
     advice = places.another_device(start, text)
     if start.ending.part == "draft_worker_init":

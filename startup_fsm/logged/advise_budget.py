@@ -90,7 +90,8 @@ def sequences(start: Start, found: Found) -> list[Advice]:
     needed = 0
     if sizing is not None and blocks and admitted is not None:
         needed = sizing.available_bytes * admitted // blocks
-    return [*lengths.fewer_sequences(start), *shares.raise_(start, needed, f"{admitted} state blocks")]
+    why = "more state blocks" if admitted is None else f"{admitted} state blocks"
+    return [*lengths.fewer_sequences(start), *shares.raise_(start, needed, why)]
 
 
 def pinned(start: Start, found: Found) -> list[Advice]:

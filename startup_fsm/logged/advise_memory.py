@@ -17,14 +17,15 @@ _LEAST_STEP: Final = 512 * MIB
 
 def graphs_off(start: Start, found: Found) -> list[Advice]:
     """Graphs that were not reserved, or not enough: the same bytes less for the KV cache."""
-    by = _graphs_room(start, found)
+    by, least = _graphs_room(start, found), _least_graphs(start)
     is_measured, state = start.size("graph_actual_bytes") is not None, start.ending.state
     why = "room for the graphs"
     if start.failure is not None and start.failure.is_oom and state not in ("capture_graphs", None):
         # What failed came after them, and needs its own room too.
         by, why = by + step_bytes(start), f"room for the graphs and for what failed in {state}"
+        least = least_bytes(start)
     pinned = shares.pin(start, by, why) if is_measured else []
-    lowered = shares.lower(start, by, why, at_least=_least_graphs(start))
+    lowered = shares.lower(start, by, why, at_least=least)
     # A ready start is told the engine's own number first; one that failed, the knob that it has.
     found_here = [*pinned, *lowered] if start.failure is None else [*lowered, *pinned]
     if found.finding.code == "graphs.not_reserved":
@@ -105,16 +106,24 @@ def capture_oom(start: Start, found: Found) -> list[Advice]:
     """A graph does not fit."""
     if start.ending.state == "capture_throwaway":
         # Nothing is sized yet: no share changes what the profile needs.
-        off = say(start, "graph_estimate", "remove", "without the profile nothing is captured before sizing", to=0)
-        return [*lengths.fewer_graphs(start), *off, *lengths.no_graphs(start)]
+        skipped = _unprofiled(start, "nothing is captured before sizing")
+        return [*lengths.fewer_graphs(start), *skipped, *lengths.no_graphs(start)]
     lowered = shares.lower(start, _graphs_room(start, found), "room for the graphs", at_least=_least_graphs(start))
     return [*lowered, *lengths.fewer_graphs(start), *lengths.no_graphs(start)]
 
 
+def _unprofiled(start: Start, why: str) -> list[Advice]:
+    """A start without the profile of its graphs, which the estimate switched off does not spare: it is only not used."""
+    text = f"explicit KV bytes skip the profile: {why}"
+    return say(start, "kv_cache_memory_bytes", "set", text)
+
+
 def step_oom(start: Start, found: Found) -> list[Advice]:
     """The first real step, or a request, does not fit beside the KV cache."""
-    lowered = shares.lower(start, step_bytes(start), "room for the step that failed")
-    return [*lowered, *lengths.fewer_sequences(start)]
+    lowered = shares.lower(start, step_bytes(start), "room for the step that failed", at_least=least_bytes(start))
+    # The sampler's rows are sequences, whatever the tokens of a step.
+    smaller = [] if start.ending.part == "sampler_warmup" else lengths.smaller_step(start)
+    return [*lowered, *lengths.fewer_sequences(start), *smaller]
 
 
 def step_bytes(start: Start) -> int:
@@ -125,12 +134,20 @@ def step_bytes(start: Start) -> int:
     return max(_LEAST_STEP, lengths.STEP_BLOCKS * oom.tried_bytes - (oom.free_bytes or 0))
 
 
+def least_bytes(start: Start) -> int | None:
+    """What the allocation that failed lacked, and a margin; None where it does not say."""
+    oom = None if start.failure is None else start.failure.oom
+    if oom is None or oom.tried_bytes is None or oom.free_bytes is None:
+        return None
+    return max(0, oom.tried_bytes - oom.free_bytes) + MARGIN
+
+
 def kv_oom(start: Start, found: Found) -> list[Advice]:
     """The KV cache itself does not fit."""
     if start.ending.state == "bootstrap_kv":
-        off = say(start, "graph_estimate", "remove", "without the profile no such cache is made", to=0)
-        return [*off, *lengths.fewer_sequences(start), *places.who_holds_it(start, "the device was nearly full")]
-    lowered = shares.lower(start, step_bytes(start), "room beside the KV cache")
+        skipped = [*_unprofiled(start, "no such cache is made"), *lengths.fewer_sequences(start)]
+        return [*skipped, *places.who_holds_it(start, "the device was nearly full"), *lengths.no_graphs(start)]
+    lowered = shares.lower(start, step_bytes(start), "room beside the KV cache", at_least=least_bytes(start))
     if start.facts.dialect.engine == "sglang":
         return [*lowered, *places.more_devices(start), *places.smaller_weights(start)]
     pinned = [] if is_pinned(start.facts) else shares.pin(start, step_bytes(start), "what the device has")

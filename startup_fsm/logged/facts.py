@@ -14,10 +14,16 @@ import attrs
 
 from startup_fsm.dialects import Dialect, Span, dialect
 from startup_fsm.events import Origin
+from startup_fsm.figures import last_snapshot
+from startup_fsm.memory import Snapshot
 from startup_fsm.sources import Source
 
+#: No device has as much: what comes to that follows from figures that belong to different things.
+ABSURD_BYTES: Final = 1 << 60
+
+_SHARES: Final = ("gpu_memory_utilization", "mem_fraction_static")
 #: Settings that are figures too where nothing prints them otherwise.
-_KNOBS: Final = ("gpu_memory_utilization", "mem_fraction_static", "max_model_len", "max_num_seqs")
+_KNOBS: Final = (*_SHARES, "max_model_len", "max_num_seqs")
 
 #: Sentences that are looked at for the version; thousands of ranks say the same ones.
 _TEXTS: Final = 20_000
@@ -175,6 +181,11 @@ class Facts:
         return ranks
 
 
+def snapshot_of(facts: Facts) -> Snapshot | None:
+    """The last reading of memory of the process whose figures come first; None in a text log, which has none."""
+    return next((shot for at in facts.order if (shot := last_snapshot(facts.processes[at].run)) is not None), None)
+
+
 def gathered(processes: Sequence[Source], first: int | None) -> Facts:
     """
     The facts of a start.
@@ -192,7 +203,9 @@ def gathered(processes: Sequence[Source], first: int | None) -> Facts:
             facts.figures.setdefault(name, Read(event.value, Seen(at, seq), resolution))
     for name in _KNOBS:
         value = facts.knob(name)
-        if name not in facts.figures and isinstance(value, int | float) and not isinstance(value, bool):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Of a share of more than the device nothing follows; engines refuse it.
+        if is_number and name not in facts.figures and (name not in _SHARES or 0 < value <= 1):
             facts.figures[name] = Read(value, None)
     facts.runner = _runner(facts)
     _infer(facts)
@@ -260,7 +273,7 @@ def _infer(facts: Facts) -> None:
         _put(facts, "requested_bytes", round(total * share), "total_bytes")
     elif total is None and asked is not None and share:
         _put(facts, "total_bytes", round(asked / share), "requested_bytes")
-    elif share is None and asked is not None and total:
+    elif share is None and asked is not None and total is not None and 0 < asked <= total:
         _put(facts, "gpu_memory_utilization", round(asked / total, 3), "total_bytes")
     keys, values = facts.get("k_bytes"), facts.get("v_bytes")
     if "kv_cache_bytes" not in facts.figures and keys is not None and values is not None:
@@ -268,6 +281,8 @@ def _infer(facts: Facts) -> None:
 
 
 def _put(facts: Facts, name: str, value: float, like: str) -> None:
+    if abs(value) >= ABSURD_BYTES:
+        return
     # Two readings of one coarseness go into it.
     facts.figures[name] = Read(value, facts.figures[like].seen, 2 * facts.figures[like].resolution)
     facts.inferred.append(name)

@@ -102,6 +102,7 @@ def _peer(start: Start, failure: Failure) -> list[Found]:
     text = f"the log only repeats that another process failed, and does not hold why: {failure.first_line}"
     if start.ending.state is not None:
         state, part = start.ending.state, start.ending.part
+        text = f"a process died in {state} without a word of why: all that follows is {failure.first_line}"
         return [start.found("run.ended_without_trace", text, state=state, part=part, reason="peer", is_cause=True)]
     return [start.found("state.raised", text, state=start.ending.state, reason="peer", is_cause=True)]
 

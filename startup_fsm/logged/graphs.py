@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from startup_fsm.findings import Severity
-from startup_fsm.logged.sizing import is_pinned
+from startup_fsm.logged.sizing import corrected_bytes, is_pinned
 from startup_fsm.logged.start import Found, Start
 from startup_fsm.memory import GIB, MIB, format_bytes
 
@@ -115,6 +115,9 @@ def _measured(start: Start, actual: int) -> Found | None:
 def _severity(start: Start, off: int) -> Severity:
     """An error where the start ran out of memory after it by no more than twice what was short."""
     failure = start.failure
+    if start.is_ready and corrected_bytes(start.facts) is not None:
+        # Their cost was taken off before the KV cache was allocated.
+        return "note"
     if failure is None or not failure.is_oom:
         return "warning"
     oom = failure.oom

@@ -12,21 +12,15 @@ from startup_fsm.findings import Severity
 from startup_fsm.logged.budget_failures import nothing_left
 from startup_fsm.logged.endings import ended
 from startup_fsm.logged.graphs import graphs_judged
-from startup_fsm.logged.sizing import is_pinned
+from startup_fsm.logged.sizing import corrected_bytes, is_pinned, kv_bytes_of
 from startup_fsm.logged.start import Found, Start
+from startup_fsm.logged.unevenness import uneven
 from startup_fsm.memory import MIB, format_bytes
 
 #: As in ``checks``: what a few pages and the print may hide.
 _TOLERANCE: Final = 64 * MIB
 #: Unused memory that is worth a warning: more than this, and more than a twentieth of the request.
 _UNUSED: Final = 256 * MIB
-#: Figures in which ranks of one stage should agree: by how many bytes, and by which share, they may differ.
-_UNEVEN: Final = {
-    "free_at_start_bytes": 2048 * MIB,
-    "avail_after_load_bytes": 512 * MIB,
-    "kv_available_bytes": 512 * MIB,
-}
-_UNEVEN_SHARE: Final = {"free_at_start_bytes": 0.03, "avail_after_load_bytes": 0.1, "kv_available_bytes": 0.1}
 
 
 def broken(start: Start) -> list[Found]:
@@ -86,20 +80,31 @@ def _request_is_longer(start: Start) -> Found | None:
 
 
 def _overrun(start: Start) -> Found | None:
-    """What stands at ready, term by term, against the request."""
-    stands, asked = _stands(start), start.size("requested_bytes")
+    """What stands at ready, measured or term by term, against the request."""
+    measured, asked = start.size("used_peak_bytes"), start.size("requested_bytes")
+    stands = _stands(start) if measured is None or not start.is_ready else measured
     if stands is None or asked is None:
         return None
-    slack = start.facts.resolution("requested_bytes", "kv_available_bytes", "weights_bytes", "graph_actual_bytes")
+    terms = ("requested_bytes", "kv_available_bytes", "weights_bytes", "graph_actual_bytes")
+    slack = start.facts.resolution(*(terms if measured is None else terms[:1]))
     over = stands - asked
     if over > _TOLERANCE + slack:
-        text = f"the start stands at {format_bytes(stands)}, {format_bytes(over)} above the {format_bytes(asked)}"
+        how = "at ready" if measured is None else "at most, as measured,"
+        text = f"the start stands {how} at {format_bytes(stands)}, {format_bytes(over)} above the {format_bytes(asked)}"
+        # By its terms alone a start whose KV cache was corrected may have its room already.
+        is_known = measured is not None or corrected_bytes(start.facts) is None
         return start.found(
             "budget.overrun",
             f"{text} that were requested",
-            severity="warning",
+            severity="warning" if is_known else "note",
             state="verify",
-            figures=("requested_bytes", "graph_actual_bytes", "kv_cache_bytes", "kv_available_bytes"),
+            figures=(
+                "requested_bytes",
+                "used_peak_bytes",
+                "graph_actual_bytes",
+                "kv_cache_bytes",
+                "kv_available_bytes",
+            ),
             observed=stands,
             expected=asked,
             tolerance=_TOLERANCE + slack,
@@ -128,9 +133,7 @@ def _unused(start: Start, asked: int, under: int) -> Found | None:
 def _stands(start: Start) -> int | None:
     """Bytes at ready by the engine's own terms; None where one of them was not printed, or it did not come there."""
     graphs = start.size("graph_actual_bytes")
-    kv_bytes = start.size("kv_cache_bytes")
-    if kv_bytes is None:
-        kv_bytes = start.size("kv_available_bytes")
+    kv_bytes = kv_bytes_of(start.facts)
     activation = start.size("engine_activation_bytes")
     if not start.is_ready or graphs is None or kv_bytes is None or activation is None:
         return None
@@ -150,7 +153,7 @@ def _suggestion_is_wrong(start: Start) -> Found | None:
     """The engine's own suggestion against its own figures."""
     said = start.size("suggested_kv_bytes_requested")
     asked, stands = start.size("requested_bytes"), _stands(start)
-    kv_bytes = start.size("kv_cache_bytes") or start.size("kv_available_bytes")
+    kv_bytes = kv_bytes_of(start.facts)
     if said is None or asked is None or stands is None or kv_bytes is None:
         return None
     fits = kv_bytes - (stands - asked)
@@ -168,39 +171,6 @@ def _suggestion_is_wrong(start: Start) -> Found | None:
         expected=fits,
         bytes=abs(fits - said),
     )
-
-
-def _uneven(start: Start) -> Found | None:
-    """Ranks of one pipeline stage that differ in what they had."""
-    if start.failure is not None and start.failure.reason == "unbalanced":
-        return None
-    for name in _UNEVEN:
-        stages: dict[str, dict[str, float]] = {}
-        for label, figures in start.facts.by_rank().items():
-            if name in figures:
-                stages.setdefault(_stage(label), {})[label] = figures[name]
-        for ranks in stages.values():
-            least, most = min(ranks, key=lambda each: ranks[each]), max(ranks, key=lambda each: ranks[each])
-            apart = round(ranks[most] - ranks[least])
-            if apart > max(_UNEVEN[name], ranks[most] * _UNEVEN_SHARE[name]):
-                text = f"{name}: {least} has {format_bytes(round(ranks[least]))}, "
-                text += f"{most} {format_bytes(round(ranks[most]))}"
-                return start.found(
-                    "ranks.uneven",
-                    f"{text}: the poorest rank decides for all",
-                    severity="warning",
-                    state="size_kv" if name == "kv_available_bytes" else "init_device",
-                    figures=(name,),
-                    observed=round(ranks[least]),
-                    expected=round(ranks[most]),
-                    scope="device",
-                    bytes=apart,
-                )
-    return None
-
-
-def _stage(label: str) -> str:
-    return next((part for part in label.split() if part.startswith("PP")), "")
 
 
 def _autotuner(start: Start) -> Found | None:
@@ -256,7 +226,7 @@ _JUDGES: Final[tuple[Callable[[Start], Found | None], ...]] = (
     _request_is_longer,
     _overrun,
     _suggestion_is_wrong,
-    _uneven,
+    uneven,
     _autotuner,
     _grew_and_went_on,
     _capped,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import attrs
 
 from startup_fsm.dialects import KnownFault
 from startup_fsm.logged.start import Found, Start
 
-_UNUSED = (None, False, 0, 1, "", "None", "none")
+_UNUSED: Final = (None, 0, 1, "", "None", "none")
 
 
 def named(start: Start, found: Found) -> tuple[Found, KnownFault | None]:
@@ -20,9 +22,10 @@ def named(start: Start, found: Found) -> tuple[Found, KnownFault | None]:
 
 
 def known(start: Start, found: Found) -> KnownFault | None:
-    """The known fault that explains a finding best: of those that fit, the one with most conditions."""
+    """The known fault that explains a finding best: of those that fit, its own one, or that with most conditions."""
     fitting = [fault for fault in start.facts.dialect.faults([found.finding.code]) if _fits(fault, start, found)]
-    return max(fitting, key=_conditions, default=None)
+    reason = found.finding.reason
+    return max(fitting, key=lambda fault: (fault.reason == reason != "", _conditions(fault)), default=None)
 
 
 def _conditions(fault: KnownFault) -> int:
@@ -36,9 +39,10 @@ def _fits(fault: KnownFault, start: Start, found: Found) -> bool:
     return (
         (not fault.words or any(word in _words(start, found) for word in fault.words))
         and (not fault.states or bool(fault.states & states))
-        and (not fault.reason or (failure is not None and failure.reason == fault.reason))
+        and (not fault.reason or fault.reason in (found.finding.reason, failure and failure.reason))
         and (not fault.sign or start.facts.sign(fault.sign) is not None)
         and (not fault.runner or start.facts.runner == fault.runner)
+        and (not fault.died or (failure is not None and failure.is_oom))
         and (not fault.several or len(start.facts.labels) > 1)
         and (not fault.setting or _uses(start, fault.setting))
     )
@@ -55,4 +59,5 @@ def _uses(start: Start, setting: str) -> bool:
     value = start.facts.knob(setting)
     if setting == "pipeline_parallel_size" and any("PP" in label for label in start.facts.labels):
         return True
-    return not any(value is each or value == each for each in _UNUSED)
+    # A switch that is on equals the 1 of a number that changes nothing.
+    return value if isinstance(value, bool) else value not in _UNUSED

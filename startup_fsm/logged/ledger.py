@@ -6,9 +6,10 @@ from typing import Final
 
 import attrs
 
-from startup_fsm.logged.sizing import foreign_bytes
+from startup_fsm.logged.facts import snapshot_of
+from startup_fsm.logged.sizing import foreign_bytes, kv_bytes_of
 from startup_fsm.logged.start import Start
-from startup_fsm.memory import Account
+from startup_fsm.memory import Account, accounts
 
 
 @attrs.frozen(kw_only=True)
@@ -26,7 +27,10 @@ class Ledger:
 
 
 def ledger(start: Start) -> Ledger:
-    """The ledger of a start: at the out-of-memory where its sentence tells, else by the engine's own terms."""
+    """The ledger of a start: its last snapshot, else its out-of-memory sentence, else the engine's own terms."""
+    last = snapshot_of(start.facts)
+    if last is not None:
+        return Ledger(accounts=accounts(last), unexplained_bytes=last.unexplained_bytes)
     at_failure = _by_sentence(start)
     return _by_terms(start) if at_failure is None else at_failure
 
@@ -87,9 +91,7 @@ def _by_terms(start: Start) -> Ledger:
         if (size := start.size(name)) is not None:
             source = "inferred" if name in facts.inferred else "the engine"
             rows.append(Account(account=account, bytes=size, source=source))
-    kv_bytes = start.size("kv_cache_bytes")
-    if kv_bytes is None:
-        kv_bytes = start.size("kv_available_bytes")
+    kv_bytes = kv_bytes_of(facts)
     if kv_bytes is not None:
         rows.append(Account(account="KV cache", bytes=kv_bytes, source="the engine"))
     graphs = start.size("graph_actual_bytes")

@@ -99,6 +99,18 @@ def fewer_tokens(start: Start, missing: int | None = None) -> list[Advice]:
     return say(start, setting, "lower", text, to=to)
 
 
+def smaller_step(start: Start) -> list[Advice]:
+    """Fewer tokens of a step that failed beside the KV cache: as many as what was free would have held."""
+    setting = "max_num_batched_tokens" if "max_num_batched_tokens" in _flags(start) else "chunked_prefill_size"
+    had, tried, free = number(start, setting), start.size("oom_tried_bytes"), start.size("oom_free_bytes")
+    text, to = "what a step takes goes by its tokens", None
+    if had is not None and tried and free is not None:
+        to = min(had // 2, had * free // (STEP_BLOCKS * tried)) // _BLOCK * _BLOCK or None
+        text = f"a step of {had} tokens asks for {format_bytes(tried)} at once, and may for up to {STEP_BLOCKS} such"
+        text += f" blocks; {format_bytes(free)} were free"
+    return say(start, setting, "lower", text, to=to)
+
+
 def _by_failed_step(start: Start, tokens: int) -> tuple[int, str] | None:
     """Tokens of a step that fits, from one that did not; None where its figures were not printed."""
     held, tried = start.size("torch_allocated_bytes"), start.size("oom_tried_bytes")

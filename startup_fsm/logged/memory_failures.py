@@ -28,8 +28,10 @@ def out_of_memory(start: Start, failure: Failure) -> list[Found]:
     """Findings of an out-of-memory, the cause first."""
     state = start.ending.state
     found = [grown] if (grown := _neighbour_grew(start, failure)) is not None else []
-    pinned = _pinned_too_large(start, failure)
-    if pinned is not None and state in _AFTER_SIZING:
+    # Of what fails in a request a neighbour that came meanwhile is the nearer cause.
+    is_late = state in _AFTER_SIZING or (state == "serving" and grown is None)
+    pinned = _pinned_too_large(start, failure) if is_late else None
+    if pinned is not None:
         found.append(pinned)
     if state in _BY_STATE:
         found += _BY_STATE[state](start, failure)

@@ -24,6 +24,17 @@ _OOM: Final = frozenset({"oom", "host_oom"})
 #: Words of an end that has no category: a shell that says what the kernel did.
 _KILLED: Final = ("killed", "out of memory: kill", "137", "bus error")
 _MEMORY: Final = "out of memory"
+#: The reason of an echo that quotes nothing.
+_PEER: Final = "peer"
+#: Categories of what an echo quotes, by its reason; all others are ``raised``.
+_CATEGORIES: Final = {
+    "oom": ("out_of_memory", "driver_out_of_memory", "sampler_out_of_memory"),
+    "host_oom": ("host_out_of_memory",),
+    "budget": ("not_enough_free", "external_weights", "no_blocks", "request_does_not_fit", "sequences_do_not_fit"),
+    "capture": ("not_capturable", "workspace_locked", "ipc_handle", "graph_pool_id"),
+    "pool": ("pool_use_count",),
+    "signal": ("signal",),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -55,6 +66,11 @@ class Failure:
     def is_echo(self) -> bool:
         """Whether it only reports what somebody else failed of."""
         return self.category == "peer"
+
+    @property
+    def quotes(self) -> bool:
+        """Whether it is such a report and holds what the other one said: its reason is the other one's."""
+        return self.is_echo and self.reason != _PEER
 
     @property
     def is_oom(self) -> bool:
@@ -104,7 +120,7 @@ def ending(processes: Sequence[Source]) -> Ending:
     if ended:
         chosen = ended[0]
         others = tuple(each for each in failures if each is not chosen)
-        return _failed(chosen, others, processes)
+        return _failed(_quoted(chosen, processes) if chosen.quotes else chosen, others, processes)
     if ready:
         return Ending(outcome="ready", others=tuple(failures))
     last = _latest(processes)
@@ -124,7 +140,9 @@ def _failed(failure: Failure, others: tuple[Failure, ...], processes: Sequence[S
     state, part = failure.state, failure.part
     if state is None:
         before = _latest(processes, failure.line)
-        state, part = (before[1].state, part) if before is not None else (None, part)
+        if before is not None:
+            at, visit = before
+            state, part = visit.state, part or _open_part(processes[at], visit, failure.line)
     outcome: Outcome = "error"
     if failure.category in _OOM:
         outcome = "oom"
@@ -135,11 +153,26 @@ def _failed(failure: Failure, others: tuple[Failure, ...], processes: Sequence[S
     return Ending(outcome=outcome, failure=failure, others=others, process=failure.process, state=state, part=part)
 
 
-def _first(failure: Failure) -> tuple[bool, bool, bool, int]:
+def _quoted(echo: Failure, processes: Sequence[Source]) -> Failure:
+    """The failure that an echo quotes, where nothing else is left of it."""
+    category = next((category for category, reasons in _CATEGORIES.items() if echo.reason in reasons), "raised")
+    ooms = processes[echo.process].run.ooms if category == "oom" else []
+    oom = next((event for seq, event in reversed(ooms) if seq <= echo.seq), None)
+    return attrs.evolve(echo, category=category, oom=oom)
+
+
+def _open_part(process: Source, visit: Visit, line: int) -> str | None:
+    """The part that a visit was in at a line; None where it was over by then."""
+    if visit.ended_seq is not None and line_of(process, visit.ended_seq) <= line:
+        return None
+    return next((part for seq, part in reversed(visit.parts) if line_of(process, seq) <= line), None)
+
+
+def _first(failure: Failure) -> tuple[bool, bool, bool, bool, int]:
     """Smaller is nearer to the cause."""
     has_figures = failure.is_oom and failure.oom is not None and failure.oom.tried_bytes is not None
     follows = failure.reason == "timeout" or failure.category == "signal"
-    return failure.is_echo, follows, not has_figures, failure.line
+    return failure.is_echo, not failure.quotes, follows, not has_figures, failure.line
 
 
 def _failures(processes: Sequence[Source]) -> Iterator[Failure]:

@@ -11,7 +11,7 @@ from typing import Final
 
 from startup_fsm.findings import Advice, Direction
 from startup_fsm.logged.changes import say
-from startup_fsm.logged.sizing import MARGIN, is_pinned, least_kv, pinned_bytes
+from startup_fsm.logged.sizing import MARGIN, corrected_bytes, is_pinned, least_kv, pinned_bytes
 from startup_fsm.logged.start import Start
 from startup_fsm.memory import format_bytes
 from startup_fsm.what_if import Sizing
@@ -34,10 +34,14 @@ def lower(start: Start, by: int, why: str, *, at_least: int | None = None) -> li
     if is_pinned(start.facts):
         return pin(start, by, why)
     setting = start.facts.dialect.share
+    if _is_unmeasured(start):
+        return say(start, setting, "lower", f"{why}; the weights were measured as nothing, so no value follows")
     if sizing is None or not sizing.base_bytes or sizing.share is None:
         return _lower_unsized(start, by, why)
     solved = _lowered(sizing, by)
+    # Shares are in thousandths.
     spare = sizing.available_bytes - least_kv(sizing) - 2 * (MARGIN + sizing.resolution_bytes)
+    spare -= sizing.base_bytes // 1000
     if solved is None and at_least is not None and at_least <= spare < by:
         by, why = spare, f"{why}, as much as one longest request leaves"
         solved = _lowered(sizing, by)
@@ -48,6 +52,11 @@ def lower(start: Start, by: int, why: str, *, at_least: int | None = None) -> li
     text = f"{why}: {format_bytes(by)} and {format_bytes(MARGIN)} of margin less, {format_bytes(left)} of KV cache stay"
     interval = None if low is None or low > to else (low, to)
     return say(start, setting, "lower", _with(text, sizing), to=to, leftover=sizing.leftover(to), interval=interval)
+
+
+def _is_unmeasured(start: Start) -> bool:
+    """Whether the engine charged nothing for its weights: then no sum of its terms means anything."""
+    return start.size("weights_bytes") == 0
 
 
 def _lower_unsized(start: Start, by: int, why: str) -> list[Advice]:
@@ -84,11 +93,12 @@ def raise_(start: Start, kv_bytes: int, why: str) -> list[Advice]:
     sizing, setting = start.sizing, start.facts.dialect.share
     if is_pinned(start.facts):
         return []
-    if sizing is None or not sizing.base_bytes or sizing.share is None:
+    if sizing is None or not sizing.base_bytes or sizing.share is None or _is_unmeasured(start):
         if not may_rise(start):
             return []
-        lacks = lacking(start)
-        return say(start, setting, "raise", why if lacks is None else f"{why}: {format_bytes(lacks)} more are needed")
+        lacks = lacking(start) if sizing is None else kv_bytes - sizing.available_bytes
+        more = f": {format_bytes(lacks)} more for the KV cache" if lacks is not None and lacks > 0 else ""
+        return say(start, setting, "raise", f"{why}{more}")
     interval = sizing.interval(kv_bytes + MARGIN)
     if interval is None or interval[0] <= sizing.share:
         return []
@@ -124,8 +134,9 @@ def missing(start: Start) -> int | None:
 def pin(start: Start, by: int, why: str) -> list[Advice]:
     """Explicit KV bytes, ``by`` bytes fewer than there were; the engine's own number where the log's figures agree."""
     sizing = start.sizing
-    had = start.size("kv_cache_bytes") or (pinned_bytes(start.facts) if sizing is None else sizing.kv_bytes)
-    if had is None:
+    had = start.size("kv_cache_bytes") or corrected_bytes(start.facts)
+    had = had or (pinned_bytes(start.facts) if sizing is None else sizing.kv_bytes)
+    if had is None or _is_unmeasured(start):
         return []
     fits = had - by
     text = f"{why}: {format_bytes(had)} less {format_bytes(by)}"

@@ -114,6 +114,20 @@ def pinned_bytes(facts: Facts) -> int | None:
     return facts.size("kv_cache_bytes") if facts.sign("kv_pinned") is not None else None
 
 
+def corrected_bytes(facts: Facts) -> int | None:
+    """What a plugin of ours gave the KV cache instead of what the engine had sized; None where it did not."""
+    sign = facts.sign("kv_corrected")
+    wanted = None if sign is None else sign.inputs.get("wanted_bytes")
+    return wanted if isinstance(wanted, int) else None
+
+
+def kv_bytes_of(facts: Facts) -> int | None:
+    """The KV cache as it is in use, was corrected, or was available, whichever is known first; None for none."""
+    in_use = facts.size("kv_cache_bytes")
+    known = in_use if in_use is not None else corrected_bytes(facts)
+    return facts.size("kv_available_bytes") if known is None else known
+
+
 def foreign_bytes(facts: Facts) -> int | None:
     """Bytes of the device that somebody else has, by the out-of-memory sentence; None where it does not tell."""
     total, own, free = (facts.size(name) for name in ("total_bytes", "process_bytes", "oom_free_bytes"))
@@ -176,7 +190,9 @@ def _has_sum(facts: Facts) -> bool:
 
 def _is_budget(facts: Facts) -> bool:
     """Whether the KV bytes are what the request left, and not given."""
-    return not is_pinned(facts) and facts.sign("blocks_overridden") is None
+    override = facts.sign("blocks_overridden")
+    # From nothing is from before anything was sized: the small cache that graphs are profiled with.
+    return not is_pinned(facts) and (override is None or override.inputs.get("from") == 0)
 
 
 def _later(facts: Facts, kept: Reserved) -> tuple[int, str]:

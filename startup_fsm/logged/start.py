@@ -121,6 +121,12 @@ class Start:
         return Found(finding=finding, seen=seen, process=process, is_cause=is_cause, is_after=is_after)
 
 
+def _begin(process: Source) -> int:
+    """Line of what a process said first; its first event stands for the whole start."""
+    origin = process.origins.get(1, process.origins.get(0))
+    return 0 if origin is None or origin.line is None else origin.line
+
+
 def read_start(processes: Sequence[Source]) -> Start:
     """
     All that a judgement needs of a start.
@@ -128,6 +134,8 @@ def read_start(processes: Sequence[Source]) -> Start:
     Args:
         processes: At least one.
     """
+    # Journals that were made of a log come by name: a verdict must not depend on that.
+    processes = sorted(processes, key=_begin)
     end = ending(processes)
     facts = gathered(processes, None if end.failure is None else end.failure.process)
     kept = reserved(facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from startup_fsm.dialects import Span
+from startup_fsm.logged.facts import snapshot_of
 from startup_fsm.logged.start import Start
 
 #: Versions that print a budget of one rank only, and the terms of it at level DEBUG.
@@ -13,10 +14,14 @@ _TERMS_HIDDEN = Span.of("0.11.0", "0.26.0")
 def unseen(start: Start) -> list[str]:
     """Sentences, the widest first."""
     facts = start.facts
-    found = [
-        "memory between the printed lines: a log has figures where its engine prints them, and no snapshot",
-        "who else was on the device: only the sentence of an out-of-memory names other processes",
-    ]
+    last = snapshot_of(facts)
+    found = []
+    if last is None:
+        found.append(
+            "memory between the printed lines: a log has figures where its engine prints them, and no snapshot"
+        )
+    if last is None or "tenants" not in last.sources:
+        found.append("who else was on the device: only the sentence of an out-of-memory names other processes")
     if start.size("total_bytes") is None:
         found.append("the size of the device: nothing printed it")
     if start.sizing is None and start.ending.state not in ("init_device", "load_weights"):
@@ -46,7 +51,7 @@ def _of_vllm(start: Start) -> list[str]:
         found.append("budgets of other ranks than local rank 0: 0.11.1 to 0.25 print that one only")
     if start.size("free_at_start_bytes") is None:
         found.append("what was held before the engine looked first, its own context among it")
-    elif start.is_ready:
+    elif start.is_ready and snapshot_of(facts) is None:
         found.append("free memory at ready: the engine does not print it")
     return found
 

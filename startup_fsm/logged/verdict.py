@@ -8,6 +8,7 @@ from typing import Final
 from startup_fsm.dialects import KnownFault
 from startup_fsm.logged import shares
 from startup_fsm.logged.advise import advise
+from startup_fsm.logged.facts import ABSURD_BYTES
 from startup_fsm.logged.failures import died_of
 from startup_fsm.logged.invariants import broken
 from startup_fsm.logged.known import named
@@ -102,7 +103,7 @@ def _missing(start: Start, findings: Sequence[tuple[Found, KnownFault | None]]) 
         return None
     codes = [found.finding.code for found, _ in findings]
     if any(code.startswith(_SIZED) for code in codes) and (short := shares.missing(start)) is not None:
-        return short
+        return short if short < ABSURD_BYTES else None
     causes = [found.finding for found, _ in findings if found.is_cause]
     lacking = [each.bytes for each in causes if each.code.startswith(_LACKING) or each.code.endswith(_OUT_OF_MEMORY)]
     return next((size for size in lacking if size), None)

@@ -45,7 +45,7 @@ def verdict_markdown(verdict: Verdict) -> str:
 
 
 def _lines(verdict: Verdict) -> Iterator[str]:
-    yield f"### {escaped(outcome_line(verdict).plain.capitalize())}"
+    yield f"### {escaped(_titled(outcome_line(verdict).plain))}"
     yield ""
     engine = f"{verdict.engine or 'unknown engine'} {verdict.engine_version or ''}".rstrip()
     ranks = f", {verdict.ranks} processes" if verdict.ranks > 1 else ""
@@ -78,6 +78,10 @@ def _finding(number: int, ranked: RankedFinding) -> Iterator[str]:
     for evidence in ranked.evidence:
         if (text := _evidence(evidence)) is not None:
             yield f"   - {text}"
+
+
+def _titled(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _evidence(evidence: Mapping[str, Any]) -> str | None:

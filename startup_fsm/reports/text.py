@@ -40,6 +40,10 @@ _OUTCOMES: Final = {
     "interrupted": ("interrupted", "bold yellow"),
     "running": ("still running", "bold cyan"),
 }
+#: Lines of evidence of one finding, and characters of one; ``--json`` has all.
+EVIDENCE: Final = 4
+EVIDENCE_TEXT: Final = 160
+
 #: The account of a ledger that nobody uses, where something read it.
 FREE: Final = "free"
 _VERBS: Final = {"set": "set", "raise": "raise", "lower": "lower", "remove": "remove", "investigate": "look at"}
@@ -82,13 +86,34 @@ def outcome_line(verdict: Verdict) -> Text:
 
 
 def _whose(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    ranks = f", {verdict.ranks} processes" if verdict.ranks > 1 else ""
-    yield "run", f"{verdict.run or 'unknown'}, attempt {verdict.attempt}{ranks}"
-    if verdict.engine is not None:
-        yield "engine", f"{verdict.engine} {verdict.engine_version or ''}".rstrip()
-    yield verdict.source, verdict.origin or "in memory"
-    if verdict.missing_bytes is not None:
-        yield "missing", format_bytes(verdict.missing_bytes)
+    is_log = verdict.source not in ("journal", "mirror")
+    engine = f"{verdict.engine or 'unknown'} {verdict.engine_version or ''}".rstrip()
+    if is_log:
+        # Its run is a name that nothing has yet.
+        yield "log", verdict.origin or "in memory"
+        yield "engine", engine + (f", {verdict.ranks} ranks that print" if verdict.ranks > 1 else "")
+    else:
+        processes = f", {verdict.ranks} processes" if verdict.ranks > 1 else ""
+        yield "run", f"{verdict.run or 'unknown'}, attempt {verdict.attempt}{processes}"
+        if verdict.engine is not None:
+            yield "engine", engine
+        yield verdict.source, verdict.origin or "in memory"
+    if verdict.missing_bytes:
+        yield (
+            "missing",
+            f"at least {format_bytes(verdict.missing_bytes)}" if is_log else format_bytes(verdict.missing_bytes),
+        )
+    if (first := _first_move(verdict)) is not None:
+        yield "try", first
+
+
+def _first_move(verdict: Verdict) -> str | None:
+    """The first advice that can be typed, for whoever reads no further."""
+    for advice in verdict.advice:
+        flags = [change.flag for change in advice.changes]
+        if flags and all(flag is not None for flag in flags):
+            return " ".join(flag for flag in flags if flag is not None)
+    return None
 
 
 def _finding(ranked: RankedFinding) -> Iterator[RenderableType]:
@@ -114,6 +139,8 @@ def _measured(finding: Finding) -> str:
     observed, expected = finding.observed, finding.expected
     if not isinstance(observed, int) or not isinstance(expected, int) or not finding.bytes:
         return ""
+    if finding.code.endswith("out_of_memory"):
+        return f"asked for {format_bytes(observed)}, {format_bytes(expected)} free"
     allowed = f", {format_bytes(finding.tolerance)} allowed" if isinstance(finding.tolerance, int) else ""
     return f"observed {format_bytes(observed)}, expected {format_bytes(expected)}{allowed} ({finding.scope})"
 
@@ -125,9 +152,13 @@ def _evidence(evidence: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     ]
     if numbers:
         yield f"seen at {', '.join(dict.fromkeys(numbers))}"
-    for each in evidence:
-        if "text" in each:
-            yield f"line {each['line']}: {each['text']}" if "line" in each else str(each["text"])
+    texts = [each for each in evidence if "text" in each]
+    for each in texts[:EVIDENCE]:
+        text = str(each["text"])
+        short = text if len(text) <= EVIDENCE_TEXT else f"{text[:EVIDENCE_TEXT].rstrip()} ..."
+        yield f"line {each['line']}: {short}" if "line" in each else short
+    if len(texts) > EVIDENCE:
+        yield f"and {len(texts) - EVIDENCE} more lines"
 
 
 def _advice(number: int, advice: Advice) -> Iterator[RenderableType]:
@@ -149,6 +180,8 @@ def _advice(number: int, advice: Advice) -> Iterator[RenderableType]:
 def change_text(change: Change) -> str:
     """One move of one knob in words."""
     text = f"{_VERBS.get(change.direction, change.direction)} {change.setting}"
+    if change.direction == "remove":
+        return text
     if change.before is not None and change.direction != "investigate":
         text += f" from {_value(change.before)}"
     if change.to is not None:

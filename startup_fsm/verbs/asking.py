@@ -20,7 +20,10 @@ Share = Annotated[
     float | None, Parameter(name=("--gpu-memory-utilization", "--utilization"), help="Share of the device.")
 ]
 Fraction = Annotated[float | None, Parameter(help="Share for weights and KV pool, where the engine has that.")]
-KVBytes = Annotated[int | None, Parameter(help="Explicit bytes of the KV cache.")]
+KVBytes = Annotated[
+    int | None,
+    Parameter(name=("--kv-cache-memory-bytes", "--kv-cache-memory"), help="Explicit bytes of the KV cache."),
+]
 Longest = Annotated[int | None, Parameter(help="Longest request, in tokens.")]
 BatchedTokens = Annotated[int | None, Parameter(help="Tokens of one step.")]
 Chunk = Annotated[int | None, Parameter(help="Tokens of one prefill chunk.")]
@@ -80,7 +83,7 @@ def _answer(path: str, sources: Any, changes: dict[str, Any]) -> WhatIf:
 
     sized = sizing(sources)
     if sized is None:
-        hint = "engines print their budget at level DEBUG; a journal has it always"
+        hint = "doctor says what the log lacks (vLLM prints its budget at level DEBUG); a journal has it always"
         raise JournalError(f"{path}: nothing here tells how the KV cache was sized", path=path, hint=hint)
     try:
         return arithmetic.what_if(sized, changes)

@@ -15,7 +15,7 @@ from startup_fsm.reading import read_starts
 from startup_fsm.reports.output import SCHEMA, emit, emit_json, emit_pages, rows_by_start, say_error
 from startup_fsm.starts import Start
 from startup_fsm.verbs.arguments import AllowEager, Json, Markdown, Path, PlanOrPath, Retries
-from startup_fsm.verdict import EXIT_FINDINGS, EXIT_READY, EXIT_UNREADABLE, report
+from startup_fsm.verdict import EXIT_FINDINGS, EXIT_READY, EXIT_UNREADABLE, Verdict, report
 from startup_fsm.verdicts import judge
 
 
@@ -24,7 +24,7 @@ def doctor(*path: Path, json: Json = False, markdown: Markdown = False) -> int:
     if not path:
         raise StartupError("doctor needs a PATH", hint="startup-fsm doctor runs/")
     starts, code = _read(path)
-    verdicts = [judge(start.sources, source=start.source, origin=start.origin) for start in starts]
+    verdicts = [_judged(start) for start in starts]
     answer = report(verdicts)
     if json:
         emit_json(answer)
@@ -38,6 +38,12 @@ def doctor(*path: Path, json: Json = False, markdown: Markdown = False) -> int:
         emit_pages(verdict_view(verdict) for verdict in verdicts)
     main = answer["main"]
     return code or (EXIT_READY if main is None else verdicts[main].exit_code)
+
+
+def _judged(start: Start) -> Verdict:
+    """The verdict on a start, which says what its source cannot tell in the words of the other views too."""
+    verdict = judge(start.sources, source=start.source, origin=start.origin)
+    return attrs.evolve(verdict, unseen=tuple(dict.fromkeys((*verdict.unseen, *start.unseen))))
 
 
 def time(path: Path, /, *, json: Json = False) -> int:

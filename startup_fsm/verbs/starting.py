@@ -14,8 +14,8 @@ from startup_fsm import launch
 from startup_fsm.reports.output import SCHEMA, emit_json, emit_pages
 from startup_fsm.reports.terminal import pairs
 from startup_fsm.reports.views import outcome_view
-from startup_fsm.verbs.arguments import SWITCH, Json, Retries
-from startup_fsm.verdict import EXIT_READY, report
+from startup_fsm.verbs.arguments import SWITCH, AllowEager, Json, Retries
+from startup_fsm.verdict import EXIT_PEER, EXIT_READY, report
 
 Factory = Annotated[
     str,
@@ -39,6 +39,12 @@ Seed = Annotated[int, Parameter(help="Of random weights, and of the sizes that a
 Utilization = Annotated[float | None, Parameter(help="Share of the device that the engine may use for everything.")]
 KVBytes = Annotated[int | None, Parameter(help="Explicit bytes of the KV cache.")]
 GraphEstimate = Annotated[str | None, Parameter(help="What to reserve for graphs: measure, none, or bytes.")]
+FewerSizes = Annotated[
+    int | None, Parameter(help="How often a start may go back and drop the larger half of its capture sizes.")
+]
+Restart = Annotated[
+    int, Parameter(help="How often the command may start again as a new process, where only that helps.")
+]
 EnforceEager = Annotated[bool, SWITCH, Parameter(help="No graphs: the plan eager.")]
 ModelLength = Annotated[int | None, Parameter(help="Longest request, in tokens.")]
 Sequences = Annotated[int | None, Parameter(help="Sequences at once.")]
@@ -116,6 +122,9 @@ def run(  # noqa: PLR0913 - options of a command line, all by name
     runs: Runs = "runs",
     mirror: Mirror = False,
     retries: Retries = None,
+    fewer_sizes: FewerSizes = None,
+    allow_eager: AllowEager = False,
+    restart: Restart = 0,
     gpu_memory_utilization: Utilization = None,
     kv_cache_memory_bytes: KVBytes = None,
     graph_estimate: GraphEstimate = None,
@@ -133,11 +142,18 @@ def run(  # noqa: PLR0913 - options of a command line, all by name
         journal=runs,
         mirror=mirror,
         retries=retries,
+        fewer_sizes=fewer_sizes,
+        allow_eager=allow_eager or None,
         utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         graph_estimate=launch.estimate_from(graph_estimate),
     )
-    return _tell(launch.start(boot, engine), None, json=json)
+    outcome = launch.start(boot, engine)
+    if outcome.restart is not None:
+        from startup_fsm.restart import again
+
+        again(boot, outcome.restart, most=restart)
+    return _tell(outcome, None, json=json)
 
 
 def _tell(outcome: launch.Outcome, tokens: list[list[int]] | None, *, json: bool) -> int:
@@ -149,4 +165,4 @@ def _tell(outcome: launch.Outcome, tokens: list[list[int]] | None, *, json: bool
         emit_pages([outcome_view(outcome.history, verdict, tokens, outcome.path)])
     if outcome.is_interrupted:
         raise KeyboardInterrupt
-    return verdict.exit_code
+    return EXIT_PEER if outcome.by_peer else verdict.exit_code

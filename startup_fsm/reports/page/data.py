@@ -137,7 +137,11 @@ def settled(value: Any, redactor: Redactor, limit: int = TEXT, depth: int = 0) -
 
 def _deciding(start: Start, verdict: Verdict) -> int:
     labels = [process.label for process in start.processes]
-    return labels.index(verdict.failed_rank) if verdict.failed_rank in labels else 0
+    if verdict.failed_rank in labels:
+        return labels.index(verdict.failed_rank)
+    # Lines of nobody's come before those of the process that a log is about.
+    failed = [any(visit.failed for visit in process.history.visits) for process in start.processes]
+    return max(range(len(labels)), key=lambda at: (failed[at], start.processes[at].history.records, -at))
 
 
 def _kept(start: Start, decides: int) -> list[Process]:
