@@ -129,10 +129,11 @@ class KnownFault:
         codes: Findings that it explains; it is named with the first of them.
         words: Any of these in what the failure said, its frames included, in lower case; empty for no condition.
         states: Where it shows; empty for anywhere.
-        reason: As the failure's reason; empty for no condition.
+        reason: As the failure's reason, or the finding's; empty for no condition.
         sign: A sign that must be there; empty for no condition.
         runner: Only with this runner; empty for any.
         several: Only with several ranks.
+        died: Only where the start ran out of device memory.
         setting: A setting that must be in use; empty for no condition.
         span: Versions that have it.
         by_version: It is named only where the version is known to be one of these.
@@ -150,6 +151,7 @@ class KnownFault:
     sign: str = ""
     runner: str = ""
     several: bool = False
+    died: bool = False
     setting: str = ""
     span: Span = ANY
     by_version: bool = False

@@ -58,8 +58,7 @@ _KNOWN: Final = (
     KnownFault(
         issue="sglang#11275",
         what="what one rank raises inside a capture is hidden: the others wait for it in a collective",
-        cure="later versions show the error",
-        cures=(Cure(setting="engine_version", direction="set", to="0.5.4"),),
+        cure="the stack of the rank that prints nothing shows the error",
         codes=frozenset({"capture.stalled"}),
         sign="addresses_registered",
         span=_of(None, "0.5.4"),

@@ -19,6 +19,14 @@ _ESTIMATE_OFF: Final = Cure(
 )
 
 
+#: What skips the profiling capture; the estimate switched off only keeps what was measured from being taken off.
+_UNPROFILED: Final = (
+    Cure(setting="kv_cache_memory_bytes", direction="set"),
+    Cure(setting="enforce_eager", direction="set", flag="--enforce-eager"),
+)
+_SKIPS: Final = "explicit KV bytes and starts without graphs skip the profiling capture"
+
+
 def _version(to: str) -> tuple[Cure, ...]:
     return (Cure(setting="engine_version", direction="set", to=to),)
 
@@ -56,8 +64,8 @@ CAPTURE: Final = (
         reference="F04",
         issue="vllm#53581, vllm#53584, vllm#53593",
         what="the model looks up metadata of a layer that a profiling step does not build",
-        cure="a build with the fix of that model, or the estimate switched off",
-        cures=(_ESTIMATE_OFF,),
+        cure=f"a build with the fix of that model; {_SKIPS}",
+        cures=_UNPROFILED,
         codes=frozenset({"state.raised", "capture.failed"}),
         words=("keyerror",),
         states=frozenset({"capture_throwaway", "bootstrap_kv"}),
@@ -67,8 +75,8 @@ CAPTURE: Final = (
         reference="F05",
         issue="vllm#55774",
         what="a query of the profiling capture is longer than the workspace that was sized for it",
-        cure="the estimate switched off, or fewer capture sizes",
-        cures=(_ESTIMATE_OFF,),
+        cure=f"fewer capture sizes; {_SKIPS}",
+        cures=(*_UNPROFILED, Cure(setting="capture_sizes", direction="lower")),
         codes=frozenset({"state.raised", "capture.failed"}),
         words=("query length", "query_len", "exceeds workspace"),
         states=frozenset({"capture_throwaway"}),
@@ -181,8 +189,8 @@ MEMORY: Final = (
         reference="F15",
         issue="vllm#48483",
         what="the profiling KV cache was sized by tokens and not by sequences",
-        cure="a build with vllm#48483, or the estimate switched off",
-        cures=(_ESTIMATE_OFF,),
+        cure=f"a build with vllm#48483, 0.27.0 among them; {_SKIPS}",
+        cures=(*_version("0.27.0"), *_UNPROFILED),
         codes=frozenset({"kv.out_of_memory"}),
         states=frozenset({"bootstrap_kv"}),
         span=_of("0.18.0", "0.27.0"),
@@ -272,6 +280,14 @@ MEMORY: Final = (
         by_version=True,
     ),
     KnownFault(
+        reference="F52",
+        issue="vllm#52872, vllm#52935",
+        what="the profile passes over the recurrent kernels of a hybrid model, and their buffers are not in it",
+        cure="fewer batched tokens, or a lower utilization",
+        codes=frozenset({"verify.out_of_memory"}),
+        words=("gated_delta", "gdn_attn", "/fla/"),
+    ),
+    KnownFault(
         reference="F53",
         issue="vllm#56698",
         what="explicit KV bytes skip the measurement, and nothing compares them with what is free",
@@ -305,5 +321,18 @@ MEMORY: Final = (
         codes=frozenset({"device.out_of_memory"}),
         words=("autotun", "/fla/"),
         states=frozenset({"serving", "verify"}),
+    ),
+    KnownFault(
+        reference="F69",
+        issue="vllm#13036",
+        what="the weights were measured on another device than the one that they are on, as nothing",
+        cure="a later version measures the device that it uses",
+        cures=(Cure(setting="engine_version", direction="set"),),
+        codes=frozenset(
+            {"kv.out_of_memory", "graphs.not_reserved", "capture.out_of_memory", "verify.out_of_memory"}
+            | {"device.out_of_memory"}
+        ),
+        sign="weights_not_measured",
+        span=_of(None, "0.8.0"),
     ),
 )

@@ -101,6 +101,7 @@ OTHERS: Final = (
         cures=_version("0.12.0"),
         codes=frozenset({"graphs.not_reserved", "capture.out_of_memory", "verify.out_of_memory", "ranks.uneven"}),
         several=True,
+        died=True,
         span=_of("0.9.2", "0.12.0"),
         by_version=True,
     ),
@@ -110,6 +111,14 @@ OTHERS: Final = (
         what="with tensor and pipeline parallelism one rank may hold far more communicators than the others",
         codes=frozenset({"ranks.uneven"}),
         setting="pipeline_parallel_size",
+    ),
+    KnownFault(
+        reference="F32",
+        issue="vllm#34080, vllm#34076, vllm#14120",
+        what="stages differ in layers, logits and sampler; the one with least memory for each layer decides for all",
+        cure="VLLM_PP_LAYER_PARTITION gives it fewer layers",
+        codes=frozenset({"ranks.uneven"}),
+        reason="stages",
     ),
     KnownFault(
         reference="F33",

@@ -44,6 +44,8 @@ STARTS: Final = 200
 RECORDS: Final = 50_000
 #: Processes of one start.
 PROCESSES: Final = 1_024
+#: How Python prints a frame.
+_FRAME: Final = '  File "'
 #: Exceptions whose meaning is kept for those that are raised from them: the chains of some ranks.
 _DEATHS: Final = 256
 
@@ -110,6 +112,9 @@ class Assembly:
             said = attrs.evolve(said, speaker=raised[0])
             told = True
         text = said.text
+        if text.startswith(_FRAME):
+            # Whatever words are in a path.
+            return told
         for row, source in self._rows.held_by(text):
             if row.form is None or row.form == said.form:
                 found = row.search(text)

@@ -27,7 +27,7 @@ from startup_fsm.events import (
     StateStalled,
 )
 from startup_fsm.importers.facts import Death, Figure, Raised, Said, Sign, Step
-from startup_fsm.importers.torch_oom import Sentence, parse_sentence
+from startup_fsm.importers.torch_oom import Sentence, parse_prints, parse_sentence
 from startup_fsm.logged.outcome import STATELESS
 
 #: Where a state usually stands in a start as engines print it.
@@ -303,10 +303,11 @@ class Course:
         sentence = parse_sentence(failure.message)
         if sentence is None:
             return
+        prints = parse_prints(failure.message)
         for name, attribute in _SENTENCE.items():
             value = getattr(sentence, attribute)
             if value is not None:
-                self.figure(Figure(name, value, "GiB", None), failure.said)
+                self.figure(Figure(name, value, *prints[attribute]), failure.said)
         self._add(_observed(sentence, failure, state, visit), failure.said)
         for pid, size in sentence.tenants:
             inputs = {"pid": pid} if size is None else {"pid": pid, "bytes": size}

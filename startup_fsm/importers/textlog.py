@@ -85,7 +85,8 @@ def read_log(stream: Stream) -> TextLog:
 def _grammars(head: bytes) -> tuple[Grammar, ...]:
     """Those of the engines that the beginning names; all of them where it names none. Each is long to load."""
     is_sglang = any(word in head for word in _SGLANG_WORDS)
-    is_vllm = b"vllm" in head or not is_sglang
+    # A path may hold the name of the other one; only vLLM's processes print their own before each line.
+    is_vllm = b"vllm" in head or b" pid=" in head or not is_sglang
     found: list[Grammar] = []
     if is_vllm:
         from startup_fsm.importers.vllm import VLLM

@@ -36,7 +36,7 @@ SURVIVED: Final = frozenset({"DEBUG", "INFO", "WARNING"})
 #: Deepest stack that is kept, outermost frames first to go.
 _FRAMES: Final = 400
 #: Speakers whose tracebacks may be open at once.
-_OPEN: Final = 4_096
+_OPEN: Final = 1_024
 #: Longest chain that is kept.
 CHAIN: Final = 16
 _MESSAGE: Final = 4_096

@@ -280,4 +280,6 @@ def _rebuilt(fields: dict[str, Any]) -> str | None:
     who = f"({process} pid={pid}) " if _WORD.fullmatch(str(process)) and isinstance(pid, int) else ""
     trace = fields.get("exc_info")
     lines = message.split("\n") + (trace.split("\n") if isinstance(trace, str) else [])
-    return "\n".join(f"{who}{level} {clock[1]} {clock[2]} [{name}] {line}" for line in lines)
+    # Of an empty line a prefix would be all there is, a hundred times as long.
+    said = [line for line in lines if line] or [""]
+    return "\n".join(f"{who}{level} {clock[1]} {clock[2]} [{name}] {line}" for line in said)

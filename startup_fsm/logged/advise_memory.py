@@ -113,7 +113,7 @@ def capture_oom(start: Start, found: Found) -> list[Advice]:
 
 
 def _unprofiled(start: Start, why: str) -> list[Advice]:
-    """A start without the profile of its graphs, which the estimate switched off does not spare: it is only not used."""
+    """A start without the profile of its graphs; with the estimate switched off they are profiled all the same."""
     text = f"explicit KV bytes skip the profile: {why}"
     return say(start, "kv_cache_memory_bytes", "set", text)
 

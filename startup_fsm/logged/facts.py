@@ -14,7 +14,6 @@ import attrs
 
 from startup_fsm.dialects import Dialect, Span, dialect
 from startup_fsm.events import Origin
-from startup_fsm.figures import last_snapshot
 from startup_fsm.memory import Snapshot
 from startup_fsm.sources import Source
 
@@ -183,7 +182,14 @@ class Facts:
 
 def snapshot_of(facts: Facts) -> Snapshot | None:
     """The last reading of memory of the process whose figures come first; None in a text log, which has none."""
-    return next((shot for at in facts.order if (shot := last_snapshot(facts.processes[at].run)) is not None), None)
+    runs = (facts.processes[at].run for at in facts.order)
+    run = next((run for run in runs if any(visit.snapshots for visit in run.visits)), None)
+    if run is None:
+        return None
+    # Loads the judgement of our own journals, which a text log has no use for.
+    from startup_fsm.figures import last_snapshot
+
+    return last_snapshot(run)
 
 
 def gathered(processes: Sequence[Source], first: int | None) -> Facts:

@@ -155,8 +155,12 @@ def _room_beside(start: Start) -> int | None:
 
 
 def _beside(start: Start) -> str:
-    beside = _room_beside(start)
-    return "" if beside is None or beside < 0 else f"; {format_bytes(beside)} of the device lay outside the request"
+    beside, total, asked = _room_beside(start), start.size("total_bytes"), start.size("requested_bytes")
+    if beside is None or beside < 0 or total is None or asked is None:
+        return ""
+    text = f"; {format_bytes(total - asked)} of the device lay outside the request"
+    taken = total - asked - beside
+    return f"{text}, {format_bytes(taken)} of it taken by what the engine does not count" if taken > 0 else text
 
 
 def _off(start: Start, code: str, text: str, off: int, severity: Severity, *, is_cause: bool = False) -> Found:

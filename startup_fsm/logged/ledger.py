@@ -9,7 +9,7 @@ import attrs
 from startup_fsm.logged.facts import snapshot_of
 from startup_fsm.logged.sizing import foreign_bytes, kv_bytes_of
 from startup_fsm.logged.start import Start
-from startup_fsm.memory import Account, accounts
+from startup_fsm.memory import MIB, Account, accounts
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +56,9 @@ def _by_sentence(start: Start) -> Ledger | None:
         rows.append(Account(account="outside torch, and other processes", bytes=others, source=rest))
     else:
         rows.append(Account(account="this process outside torch", bytes=own - allocated - idle, source=rest))
-        rows.append(Account(account="other processes", bytes=foreign_bytes(start.facts) or 0, source=rest))
+        others = foreign_bytes(start.facts) or 0
+        if others > _PRINTED:
+            rows.append(Account(account="other processes", bytes=others, source=rest))
     rows.append(Account(account="free", bytes=free, source=source))
     rows = [row for row in rows if row.bytes]
     return Ledger(accounts=tuple(rows), unexplained_bytes=total - sum(row.bytes for row in rows))
@@ -91,7 +93,8 @@ def _by_terms(start: Start) -> Ledger:
         if (size := start.size(name)) is not None:
             source = "inferred" if name in facts.inferred else "the engine"
             rows.append(Account(account=account, bytes=size, source=source))
-    kv_bytes = kv_bytes_of(facts)
+    is_sized = start.ending.state not in ("init_device", "load_weights", "profile_activations", "size_kv")
+    kv_bytes = kv_bytes_of(facts) if start.is_ready or is_sized else None
     if kv_bytes is not None:
         rows.append(Account(account="KV cache", bytes=kv_bytes, source="the engine"))
     graphs = start.size("graph_actual_bytes")
@@ -124,6 +127,8 @@ def _free(start: Start) -> int | None:
     return next((size for name in names if (size := start.size(name)) is not None), None)
 
 
+#: What two figures of two decimals of GiB may leave over between them, with nobody there.
+_PRINTED: Final = 32 * MIB
 _TERMS: Final = {
     "weights_and_non_torch_bytes": "weights and outside torch",
     "weights_bytes": "weights",

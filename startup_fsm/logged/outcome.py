@@ -120,7 +120,7 @@ def ending(processes: Sequence[Source]) -> Ending:
     if ended:
         chosen = ended[0]
         others = tuple(each for each in failures if each is not chosen)
-        return _failed(_quoted(chosen, processes) if chosen.quotes else chosen, others, processes)
+        return _failed(chosen, others, processes)
     if ready:
         return Ending(outcome="ready", others=tuple(failures))
     last = _latest(processes)
@@ -138,11 +138,15 @@ def ending(processes: Sequence[Source]) -> Ending:
 
 def _failed(failure: Failure, others: tuple[Failure, ...], processes: Sequence[Source]) -> Ending:
     state, part = failure.state, failure.part
-    if state is None:
-        before = _latest(processes, failure.line)
-        if before is not None:
-            at, visit = before
-            state, part = visit.state, part or _open_part(processes[at], visit, failure.line)
+    # Who reports another one's failure was mostly elsewhere itself; who only plans runs out of nothing.
+    is_anothers = failure.is_echo or (failure.is_oom and state == "size_kv" and not failure.where)
+    before = _latest(processes, failure.line) if state is None or is_anothers else None
+    if before is not None and before[1].state != state:
+        at, visit = before
+        there = _open_part(processes[at], visit, failure.line)
+        state, part = visit.state, there if is_anothers else part or there
+    if failure.quotes:
+        failure = _quoted(failure, processes)
     outcome: Outcome = "error"
     if failure.category in _OOM:
         outcome = "oom"

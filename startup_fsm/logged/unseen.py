@@ -27,7 +27,8 @@ def unseen(start: Start) -> list[str]:
     if start.sizing is None and start.ending.state not in ("init_device", "load_weights"):
         found.append("the budget: no line of it is in this log")
     elif start.sizing is not None and (start.sizing.share is None or not start.sizing.base_bytes):
-        found.append(f"{facts.dialect.share}: nothing says what was asked for, so no value can be solved")
+        lacks = "what it was" if start.sizing.share is None else "what it is a share of: no line has the device's size"
+        found.append(f"{facts.dialect.share}: nothing says {lacks}, so no value can be solved")
     if facts.dialect.engine == "vllm":
         found += _of_vllm(start)
     found += _of_ranks(start)
@@ -46,9 +47,9 @@ def _of_vllm(start: Start) -> list[str]:
     has_terms = facts.of("engine_activation_bytes", "engine_outside_torch_bytes")
     is_new = versions.since is not None and versions.since >= (0, 11)
     if not has_terms and is_new and versions.touches(_TERMS_HIDDEN):
-        found.append("the terms of the budget: 0.11 to 0.25 print them at level DEBUG (VLLM_LOGGING_LEVEL=DEBUG)")
+        found.append("the terms of the budget: vLLM 0.11 to 0.25 print them at level DEBUG (VLLM_LOGGING_LEVEL=DEBUG)")
     if len(facts.labels) > 1 and is_new and versions.touches(_ONE_RANK):
-        found.append("budgets of other ranks than local rank 0: 0.11.1 to 0.25 print that one only")
+        found.append("budgets of other ranks than local rank 0: vLLM 0.11.1 to 0.25 print that one only")
     if start.size("free_at_start_bytes") is None:
         found.append("what was held before the engine looked first, its own context among it")
     elif start.is_ready and snapshot_of(facts) is None:

@@ -182,13 +182,17 @@ def change_text(change: Change) -> str:
     text = f"{_VERBS.get(change.direction, change.direction)} {change.setting}"
     if change.direction == "remove":
         return text
+    if change.setting == "engine_version" and change.to is not None:
+        return f"use version {_value(change.to)} of the engine, or a later one"
+    if change.unit is not None and change.unit.startswith("largest "):
+        text += f", the {change.unit}"
     if change.before is not None and change.direction != "investigate":
         text += f" from {_value(change.before)}"
     if change.to is not None:
         text += f" to {_value(change.to)}"
         if isinstance(change.to, int) and (change.unit == "bytes" or change.setting.endswith("_bytes")):
             text += f" ({format_bytes(change.to)})"
-        elif change.unit is not None:
+        elif change.unit is not None and not change.unit.startswith("largest "):
             text += f" {change.unit}"
     return text
 

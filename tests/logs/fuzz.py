@@ -71,7 +71,7 @@ def failure_of(data: bytes, seed: int, path: Path, tally: Tally | None = None) -
     if tally is not None:
         tally.seconds += checked.seconds
         tally.outcomes.update(checked.outcomes or ("nothing",))
-        rate = checked.seconds / max(len(data), 10_000) * 100_000
+        rate = checked.seconds / max(len(data), 50_000) * 100_000
         tally.slowest = sorted([*tally.slowest, (rate, checked.seconds, len(data), seed)], reverse=True)[:10]
     return None
 

@@ -105,7 +105,7 @@ def _frames_of_ranks() -> Iterator[str]:
 
 
 def _chain() -> Iterator[str]:
-    yield 'Traceback (most recent call last):\n' + "".join(f'  File "f{at}", line 1, in g{at}\n' for at in range(390))
+    yield "Traceback (most recent call last):\n" + "".join(f'  File "f{at}", line 1, in g{at}\n' for at in range(390))
     yield from _counted(
         "ValueError: %\n\nThe above exception was the direct cause of the following exception:\n\n"
         'Traceback (most recent call last):\n  File "f%", line 1, in g%\n'
@@ -124,6 +124,14 @@ def _halves_of_json() -> Iterator[str]:
 
 def _json_of_lines() -> Iterator[str]:
     text = json.dumps({"log": "\n" * 30_000, "stream": "stderr"})
+    while True:
+        yield f"{text}\n"
+
+
+def _json_of_nothing() -> Iterator[str]:
+    name = "vllm." + "a" * 120
+    fields = {"levelname": "ERROR", "message": "x" + "\n" * 30_000, "name": name, "asctime": "2026-01-02 03:04:05"}
+    text = json.dumps({**fields, "processName": "P" * 128, "process": 10**18})
     while True:
         yield f"{text}\n"
 
@@ -164,7 +172,17 @@ HEAVY: Final[dict[str, Callable[[], Iterator[str]]]] = {
     make.__name__[1:]: make
     for make in (
         *(_one_line, _bars, _crash_loop, _ranks, _ranks_that_fail, _figures, _figures_of_ranks, _states),
-        *(_frames_of_ranks, _chain, _halves, _halves_of_json, _json_of_lines, _deep_json, _settings, _signs),
+        *(
+            _frames_of_ranks,
+            _chain,
+            _halves,
+            _halves_of_json,
+            _json_of_lines,
+            _json_of_nothing,
+            _deep_json,
+            _settings,
+            _signs,
+        ),
         *(_tenants, _speakers, _banners, _marks),
     )
 }

@@ -33,43 +33,7 @@ CASES = TABLE["cases"]
 NAMES = sorted(CASES)
 
 #: What the doctor does not get right yet, by the test that shows it.
-WRONG: dict[tuple[str, str], str] = {
-    ("end", "F24"): "the part of the state in which a shell says that it was killed is dropped",
-    (
-        "first finding",
-        "F32",
-    ): "ranks of unlike stages are not compared, though their weights show that they hold as many layers",
-    ("first finding", "F53"): "explicit KV bytes are not seen as the cause of what fails while serving",
-    ("other findings", "F09"): "says that 0 B more are needed, though 410 state blocks are missing",
-    ("other findings", "F10"): "says that 0 B more are needed, though more is not what it is about",
-    (
-        "known fault",
-        "F23",
-    ): "unified memory is not recognised by the name of the device, and no other line stands before this check",
-    ("known fault", "F53"): "explicit KV bytes are not seen as the cause of what fails while serving",
-    ("known fault", "F59"): "a setting that is True counts as not in use",
-    ("known fault", "F69"): "the line that its words are looked for in is no evidence of any finding",
-    (
-        "cure",
-        "F04",
-    ): "the graphs are profiled whatever that variable says: only explicit KV bytes, no graphs, or another version help",
-    (
-        "cure",
-        "F05",
-    ): "the graphs are profiled whatever that variable says: only explicit KV bytes, no graphs, or another version help",
-    (
-        "cure",
-        "F15",
-    ): "the graphs are profiled whatever that variable says: only explicit KV bytes, no graphs, or another version help",
-    ("cure", "F32"): "ranks of unlike stages are not compared",
-    ("cure", "F51"): "where four times the failed block does not fit, no smaller share is advised, nor fewer tokens",
-    ("cure", "F52"): "where four times the failed block does not fit, no smaller share is advised, nor fewer tokens",
-    (
-        "figures",
-        "F07",
-    ): "blocks of the profiling KV cache are taken for the real ones on a rank that did not print its profile",
-    ("figures", "F49"): "the weights of the draft model, which this version measures apart, replace those of the model",
-}
+WRONG: dict[tuple[str, str], str] = {}
 
 
 def of(test, *, key=None):

@@ -476,7 +476,6 @@ class TestEvidence:
         assert found["weights_bytes"] == round(GIB / 100 / 2)
         assert not found["kv_tokens"]
 
-    @pytest.mark.xfail(strict=True, reason="figures of the sentence are imported as exact")
     def test_resolution_of_the_sentence(self):
         """The figures of an out-of-memory sentence are rounded as well, and say so."""
         text = vllm(

@@ -101,6 +101,20 @@ def test_doctor_json(runs: Path, capsys: pytest.CaptureFixture[str]):
     assert answer["main"] == 1
 
 
+def test_doctor_says_what_the_other_views_cannot_see(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """What a source cannot tell is said by the doctor as by the others: starts of a crash loop that were left out."""
+    log = tmp_path / "loop.log"
+    start = "INFO 01-15 10:00:00 core.py:1] Initializing a V1 LLM engine (v0.10.2) with config: model='m'\nKilled\n"
+    log.write_text(start * 230)
+
+    main(["doctor", str(log), "--json"])
+    first = json.loads(capsys.readouterr().out)["runs"][0]["unseen"]
+    main(["time", str(log), "--json"])
+    assert set(json.loads(capsys.readouterr().out)["starts"][0]["unseen"]) <= set(first)
+    assert any("30 earlier starts in this log were left out" in each for each in first)
+    assert len(first) == len(set(first))
+
+
 def test_doctor_of_a_failed_start(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Not ready, whatever the cause: exit code 3; with several starts the last that failed decides."""
     cut = changed(journal_of(runs), tmp_path / "cut", budget_computed=None)

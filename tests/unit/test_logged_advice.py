@@ -125,7 +125,70 @@ class TestLower:
         only.state("size_kv").figures(kv_available_bytes=gib(2), kv_tokens=20_000, max_model_len=16_384)
         only.state("verify").fails("oom", "out_of_memory", oom_tried_bytes=gib(1), oom_free_bytes=gib(0.5))
 
-        assert changes(log.verdict()) == [("max_num_seqs", "lower")]
+        assert changes(log.verdict()) == [("max_num_seqs", "lower"), ("max_num_batched_tokens", "lower")]
+
+    def test_as_much_as_one_request_leaves(self):
+        """Where four blocks leave too little, the share falls as far as one longest request lets it, with a margin."""
+        log = Log(version="0.30.0", max_num_batched_tokens=8192)
+        only = log.process().state("init_device").figures(free_at_start_bytes=gib(79), total_bytes=gib(80))
+        only.figures(requested_bytes=gib(76), gpu_memory_utilization=0.95)
+        only.state("size_kv").figures(kv_available_bytes=gib(6), kv_tokens=32_768, max_model_len=16_384)
+        only.state("verify", "kernel_warmup").fails(
+            "oom", "out_of_memory", oom_tried_bytes=gib(2), oom_free_bytes=gib(1)
+        )
+        verdict = log.verdict()
+
+        given = round(80 * (0.95 - value(verdict, "gpu_memory_utilization")), 3)
+        assert 1 < given < 3
+        # A quarter of what 8192 tokens asked for at once was free twice over.
+        assert value(verdict, "max_num_batched_tokens") == 1024
+
+    def test_not_even_the_failed_block(self):
+        """Where one longest request leaves less than the failed block lacked, no share is said."""
+        log = Log(version="0.30.0")
+        only = log.process().state("init_device").figures(free_at_start_bytes=gib(79), total_bytes=gib(80))
+        only.figures(requested_bytes=gib(76), gpu_memory_utilization=0.95)
+        only.state("size_kv").figures(kv_available_bytes=gib(3), kv_tokens=17_000, max_model_len=16_384)
+        only.state("serving").fails("oom", "out_of_memory", oom_tried_bytes=gib(2), oom_free_bytes=gib(1))
+
+        assert ("gpu_memory_utilization", "lower") not in changes(log.verdict())
+
+    def test_rows_of_the_sampler(self):
+        """What the sampler asks for goes by sequences: fewer tokens of a step are no answer."""
+        log = Log(version="0.30.0")
+        only = log.process().state("size_kv").figures(kv_available_bytes=gib(6))
+        only.state("verify").fails(
+            "oom", "out_of_memory", part="sampler_warmup", oom_tried_bytes=gib(2), oom_free_bytes=gib(1)
+        )
+
+        assert ("max_num_batched_tokens", "lower") not in changes(log.verdict())
+
+    def test_weights_that_were_measured_as_nothing(self):
+        """Of a sum without the weights no value follows; the direction does."""
+        log = Log(version="0.7.2")
+        only = log.process().state("load_weights").figures(weights_bytes=0).sign("weights_not_measured")
+        only.state("size_kv").figures(requested_bytes=gib(21), total_bytes=gib(23.5), gpu_memory_utilization=0.9)
+        only.figures(kv_available_bytes=gib(21), kv_tokens=170_000, max_model_len=8192)
+        only.state("allocate_kv").fails("oom", "out_of_memory", oom_tried_bytes=gib(0.6), oom_free_bytes=gib(0.4))
+        verdict = log.verdict()
+
+        assert "F69" in verdict.findings[0].finding.message
+        assert changes(verdict)[:2] == [("gpu_memory_utilization", "lower"), ("engine_version", "set")]
+        assert value(verdict, "gpu_memory_utilization") is None
+
+    @pytest.mark.parametrize(
+        ("state", "reason", "category"),
+        [("capture_throwaway", "out_of_memory", "oom"), ("bootstrap_kv", "out_of_memory", "oom")],
+    )
+    def test_profile_of_graphs(self, state, reason, category):
+        """The estimate switched off is measured all the same: explicit KV bytes and no graphs skip the profile."""
+        log = Log(version="0.28.0")
+        log.process().state(state).fails(category, reason, oom_tried_bytes=gib(2), oom_free_bytes=gib(1))
+        said = changes(log.verdict())
+
+        assert ("kv_cache_memory_bytes", "set") in said
+        assert ("enforce_eager", "set") in said
+        assert ("graph_estimate", "remove") not in said
 
     def test_old_versions_have_no_explicit_bytes(self):
         """A flag that the version does not have is not said."""

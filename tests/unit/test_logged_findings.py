@@ -225,7 +225,7 @@ class TestBudget:
         assert notes == ["budget.counted_twice"]
         assert all(change.to is None or change.to > 0 for advice in verdict.advice for change in advice.changes)
 
-    @pytest.mark.parametrize("state", ["allocate_kv", "capture_graphs", "verify", "warmup"])
+    @pytest.mark.parametrize("state", ["allocate_kv", "capture_graphs", "verify", "warmup", "serving"])
     def test_pinned(self, state):
         """Explicit KV bytes skip the measurement; what runs out after them is their fault."""
         log = Log(version="0.25.1", kv_cache_memory_bytes=gib(70))
@@ -238,6 +238,49 @@ class TestBudget:
         assert codes(verdict)[0] == "budget.pinned_too_large"
         assert changes(verdict)[0] == ("kv_cache_memory_bytes", "lower")
         assert ("gpu_memory_utilization", "lower") not in changes(verdict)
+
+    @pytest.mark.parametrize("override", [{"from": 0, "to": 16}, {"from": 900, "to": 100}])
+    def test_blocks_that_leave_room(self, override):
+        """Blocks of the small cache that graphs are profiled with, or fewer than were sized, take nobody's room."""
+        log = Log()
+        only = log.process().state("size_kv").sign("blocks_overridden", **override)
+        only.state("allocate_kv").fails("oom", "out_of_memory", oom_tried_bytes=GIB, oom_free_bytes=0)
+
+        assert codes(log.verdict()) == ["kv.out_of_memory"]
+
+    def test_corrected(self):
+        """Graphs that a plugin took off itself are a note, and so is an overrun by terms that it knew of."""
+        log = Log(version="0.25.1")
+        inputs = {"available_bytes": gib(54.5), "wanted_bytes": gib(52)}
+        sized(log, actual=1.2, runner={"runner": "V2"}, kv_corrected=inputs).ready()
+        verdict = log.verdict()
+
+        assert codes(verdict) == []
+        assert verdict.advice == ()
+        assert [each.finding.code for each in verdict.findings] == ["graphs.not_reserved"]
+
+    @pytest.mark.parametrize(("peak", "found"), [(71.9, []), (73.5, ["budget.overrun"])])
+    def test_measured(self, peak, found):
+        """What was measured at most counts more than a sum of terms, corrected or not."""
+        log = Log(version="0.25.1")
+        inputs = {"available_bytes": gib(54.5), "wanted_bytes": gib(54.4)}
+        only = sized(log, actual=1.2, runner={"runner": "V2"}, kv_corrected=inputs)
+        only.state("verify").figures(used_peak_bytes=gib(peak)).ready()
+        verdict = log.verdict()
+
+        assert codes(verdict) == found
+        assert [each.finding.observed for each in verdict.findings if each.finding.severity != "note"] == [
+            gib(peak) for _ in found
+        ]
+
+    def test_a_corrected_start_may_fail(self):
+        """Of one that ran out of memory its graphs are no note."""
+        log = Log(version="0.25.1")
+        inputs = {"available_bytes": gib(54.5), "wanted_bytes": gib(54.4)}
+        only = sized(log, actual=1.2, runner={"runner": "V2"}, kv_corrected=inputs)
+        only.state("verify").fails("oom", "out_of_memory", oom_tried_bytes=GIB, oom_free_bytes=0)
+
+        assert codes(log.verdict())[0] == "graphs.not_reserved"
 
     def test_overridden_blocks(self):
         """More blocks than were sized protect nothing."""
@@ -324,14 +367,39 @@ class TestDevice:
 
 class TestRanks:
     def test_uneven(self):
-        """One poor rank decides for all; stages of a pipeline differ by design."""
-        poor, stages = Log(version="0.10.2"), Log(version="0.10.2")
-        for log, names in ((poor, ("TP0", "TP1")), (stages, ("PP0", "PP1"))):
+        """One poor rank, or a poor stage, decides for all."""
+        for names, fault in ((("TP0", "TP1"), ""), (("PP0", "PP1"), "F32")):
+            log = Log(version="0.10.2")
             for rank, (name, left) in enumerate(zip(names, (40, 31), strict=True)):
                 log.process(name, rank).state("size_kv").figures(kv_available_bytes=gib(left)).ready()
+            verdict = log.verdict()
 
-        assert codes(poor.verdict()) == ["ranks.uneven"]
-        assert codes(stages.verdict()) == []
+            assert codes(verdict) == ["ranks.uneven"]
+            assert fault in verdict.findings[0].finding.message
+            # Of NCCL after the first look only an end without memory tells.
+            assert "F30" not in verdict.findings[0].finding.message
+
+    @pytest.mark.parametrize(
+        ("names", "first", "second", "is_uneven"),
+        [
+            # As many blocks fit both: the second has half of the layers.
+            (("PP0", "PP1"), {"weights_bytes": 40}, {"weights_bytes": 20}, False),
+            (("PP0", "PP1"), {"weights_bytes": 40}, {"weights_bytes": 39}, True),
+            (("PP0", "PP1"), {"weights_bytes": 40, "gpu_blocks": 400}, {"weights_bytes": 39, "gpu_blocks": 390}, False),
+            (("PP0", "PP1"), {"weights_bytes": 20, "gpu_blocks": 400}, {"weights_bytes": 40, "gpu_blocks": 200}, True),
+            # Ranks of one stage hold the same layers, whatever else is in their weights.
+            (("PP0 TP0", "PP0 TP1"), {"weights_bytes": 40}, {"weights_bytes": 20}, True),
+        ],
+    )
+    def test_stages(self, names, first, second, is_uneven):
+        """Stages are compared by what each has for a block, or else for a byte of its weights."""
+        log = Log(version="0.10.2")
+        for rank, (name, left, held) in enumerate(zip(names, (30, 15), (first, second), strict=True)):
+            figures = {key: size if key == "gpu_blocks" else gib(size) for key, size in held.items()}
+            process = log.process(name, rank).state("size_kv")
+            process.figures(kv_available_bytes=gib(left), **figures).ready()
+
+        assert ("ranks.uneven" in codes(log.verdict())) == is_uneven
 
     def test_one_rank_holds_more_at_start(self):
         """Communicators of one rank that take GiB more than those of the others."""
@@ -367,6 +435,17 @@ class TestRanks:
         only.fails("peer", "peer", message="Worker proc VllmWorker-3 died unexpectedly")
 
         assert codes(log.verdict()) == ["run.ended_without_trace"]
+
+
+class TestKnown:
+    @pytest.mark.parametrize(("lora", "is_named"), [(True, True), (False, False), (None, False)])
+    def test_switches(self, lora, is_named):
+        """A switch that is on is in use."""
+        log = Log(version="0.11.1", **({} if lora is None else {"lora": lora}))
+        only = log.process().state("size_kv").sign("runner", runner="V1").figures(kv_available_bytes=gib(5))
+        only.state("capture_graphs").fails("oom", "out_of_memory", oom_tried_bytes=mib(64), oom_free_bytes=mib(41))
+
+        assert ("F59" in log.verdict().findings[0].finding.message) == is_named
 
 
 class TestOthers:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from startup_fsm.memory import GIB
+from startup_fsm.events import OomObserved, PartEntered, SnapshotTaken, StateLeft
+from startup_fsm.logged.outcome import STATELESS
+from startup_fsm.memory import GIB, Snapshot
 from tests.unit.logged_starts import Log, codes, gib, mib
 
 
@@ -10,6 +12,12 @@ def ended(log: Log) -> tuple[str, str | None]:
     """Outcome and state."""
     verdict = log.verdict()
     return verdict.outcome, verdict.failed_state
+
+
+def echo(process):
+    """The words of a process without a state, on another one's failure."""
+    process.sign(STATELESS, category="peer", type="RuntimeError", said="peer")
+    return process.fails("peer", "peer", message="Engine core initialization failed.")
 
 
 def oom(process, **figures):
@@ -68,6 +76,20 @@ class TestCause:
 
         assert ended(log) == ("error", "profile_activations")
 
+    def test_part_of_another(self):
+        """With its state it has the part that was open then, and none of a state that was over or came on later."""
+        for steps, part in (("", "compile"), ("over", None), ("later", None)):
+            log = Log()
+            other = log.process("TP0", 0).state("profile_activations", None if steps == "later" else "compile")
+            if steps == "over":
+                other._add(StateLeft(state="profile_activations"))
+            log.process().fails("", message="Killed")
+            if steps == "later":
+                other._add(PartEntered(state="profile_activations", part="sampler"))
+            verdict = log.verdict()
+
+            assert (verdict.failed_state, verdict.part) == ("profile_activations", part)
+
     def test_no_state_is_proven(self):
         """An out-of-memory sentence alone proves no state; what a shell says of a killed process neither."""
         alone, killed = Log(), Log()
@@ -88,13 +110,63 @@ class TestCause:
         assert one.verdict().failed_rank is None
         assert two.verdict().failed_rank == "TP1"
 
+    def test_an_echo_that_quotes(self):
+        """Where nothing else is left, the failure that an echo quotes is judged; a plain echo before it is not."""
+        for reason, outcome, code in (
+            ("out_of_memory", "oom", "capture.out_of_memory"),
+            ("no_blocks", "error", "budget.negative"),
+            ("not_capturable", "error", "capture.failed"),
+            ("", "error", "state.raised"),
+        ):
+            log = Log(version="0.9.2", enforce_eager=True)
+            echo(log.process())
+            core = log.process().state("size_kv" if reason == "no_blocks" else "capture_graphs")
+            core.fails("peer", reason, message="Worker failed with error 'what it said'")
+            verdict = log.verdict()
+
+            assert verdict.outcome == outcome
+            assert codes(verdict)[0] == code
+
+    def test_quoted_figures(self):
+        """What the quoted sentence says of memory is known of the failure."""
+        log = Log(version="0.9.2", enforce_eager=True)
+        core = log.process().state("verify").figures(oom_tried_bytes=GIB, oom_free_bytes=mib(24))
+        core._add(OomObserved(state="verify", tried_bytes=GIB, free_bytes=mib(24)))
+        core.fails("peer", "out_of_memory", message="Worker failed with error 'CUDA out of memory.'")
+        verdict = log.verdict()
+
+        assert "1.00 GiB were asked for, 24.00 MiB were free" in verdict.findings[0].finding.message
+        assert verdict.missing_bytes == GIB - mib(24)
+
+    def test_where_an_echo_is_of(self):
+        """Who reports the failure of a worker is in a state of its own; what it reports is of the worker's."""
+        for category, reason in (("peer", "peer"), ("peer", "out_of_memory"), ("oom", "out_of_memory")):
+            log = Log()
+            core, worker = log.process().state("size_kv"), log.process("TP0", 0).state("size_kv")
+            worker.state("capture_graphs", "full")
+            core.fails(category, reason, message="Worker failed with error 'CUDA out of memory.'")
+            verdict = log.verdict()
+
+            assert (verdict.failed_state, verdict.part) == ("capture_graphs", "full")
+
+    def test_an_echo_beside_its_cause(self):
+        """The failure itself is nearer than a report that quotes it."""
+        log = Log()
+        core, worker = log.process(), log.process("TP0", 0)
+        core.state("capture_graphs").fails("peer", "out_of_memory", message="Worker failed with error 'no'")
+        worker.state("capture_graphs").fails("capture", "not_capturable", message="operation not permitted")
+
+        assert codes(log.verdict())[0] == "capture.failed"
+
     def test_only_an_echo(self):
         """A log that only repeats a failure does not hold its cause: that is said, and no setting is."""
         log = Log()
         log.process().state("capture_graphs")
-        log.process().fails("peer", "peer", message="RuntimeError: Engine core initialization failed.")
+        echo(log.process())
         verdict = log.verdict()
 
+        assert codes(verdict) == ["run.ended_without_trace"]
+        assert "died in capture_graphs without a word" in verdict.findings[0].finding.message
         assert verdict.advice[0].changes[0].setting == "none"
 
 
@@ -243,6 +315,36 @@ class TestLedger:
         log.process().state("size_kv").fails("oom", oom_tried_bytes=1, oom_free_bytes=1, total_bytes=gib(80))
 
         assert log.verdict().unexplained_bytes is None
+
+
+class TestSnapshots:
+    def test_last(self):
+        """A journal that read memory has the accounts of its last reading, and says that nothing is hidden between."""
+        log = Log(version="0.25.1")
+        only = log.process().state("verify").figures(free_at_start_bytes=gib(79), requested_bytes=gib(72))
+        for free, reserved in ((60, 15), (10, 60)):
+            shot = Snapshot(
+                total_bytes=gib(80),
+                free_bytes=gib(free),
+                process_bytes=gib(70),
+                reserved_bytes=gib(reserved),
+                sources={"process": "NVML", "tenants": "NVML"},
+            )
+            only._add(SnapshotTaken(state="verify", label=f"at {free}", snapshot=shot))
+        only.ready()
+        verdict = log.verdict()
+
+        assert {each.account: each.bytes for each in verdict.ledger} == {
+            "torch, no pool": gib(60),
+            "outside torch": gib(10),
+            "other processes": 0,
+            "unexplained": 0,
+        }
+        assert verdict.unexplained_bytes == 0
+        unseen = "\n".join(verdict.unseen)
+        assert "no snapshot" not in unseen
+        assert "free memory at ready" not in unseen
+        assert "who else was on the device" not in unseen
 
 
 class TestUnseen:

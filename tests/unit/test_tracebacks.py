@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from startup_fsm.importers.facts import NOBODY, Frame, Raised, Said, Speaker
-from startup_fsm.importers.tracebacks import Tracebacks, with_calls
+from startup_fsm.importers.tracebacks import CHAIN, Tracebacks, with_calls
 
 RANK_0 = Speaker("Worker_TP0", "TP0", 0, 11)
 RANK_1 = Speaker("Worker_TP1", "TP1", 1, 12)
@@ -141,3 +141,26 @@ def test_windows_paths():
     """Files are written with forward slashes, whatever the machine."""
     ((_, raised),) = found([BEGIN, r'  File "C:\x\torch\cuda\graphs.py", line 84, in capture_end', "RuntimeError: no"])
     assert raised.frames == (Frame("C:/x/torch/cuda/graphs.py", "capture_end"),)
+
+
+def test_a_long_chain():
+    """Of a chain without end its first exception, its last ones and no more are kept."""
+    lines = [BEGIN, *frame("first"), "RuntimeError: 0"]
+    for at in range(1, 60):
+        lines += ["The above exception was the direct cause of the following exception:", BEGIN, f"RuntimeError: {at}"]
+    (_, last) = found(lines)[-1]
+    messages = []
+    while last is not None:
+        messages.append(int(last.message))
+        last = last.cause
+    assert messages[0:2] == [59, 58]
+    assert messages[-1] == 0
+    assert len(messages) == CHAIN
+
+
+def test_speakers_are_bounded():
+    """Exceptions of processes without number take no more memory than those of a thousand."""
+    tracebacks = Tracebacks()
+    for pid in range(10_000):
+        assert tracebacks.take(Said(pid + 1, "ValueError: no", Speaker("Worker", f"pid {pid}", None, pid))) is not None
+    assert len(tracebacks._open) == 1_024

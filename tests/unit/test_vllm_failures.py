@@ -92,6 +92,11 @@ TEXTS = [
     ),
     ("AssertionError: DP adjusted local rank 4 is out of bounds for 4 devices.", ("raised", "", "init_device", None)),
     (
+        "AssertionError: local rank 4 is out of bounds for assigned_physical_gpu_ids",
+        ("raised", "", "init_device", None),
+    ),
+    ("IndexError: index 16 is out of bounds for dimension 0 with size 16", ("raised", "", None, None)),
+    (
         "AssertionError: local_world_size (4) exceeds assigned_physical_gpu_ids count (2)",
         ("raised", "", "init_device", None),
     ),
@@ -360,9 +365,9 @@ ECHOES = [
     "RuntimeError: Frontend process failed during engine core initialization. See root cause above.",
     "RuntimeError: Engine process failed to start. See stack trace for the root cause.",
     "Exception: WorkerProc initialization failed due to an exception in a background process.",
-    f"RuntimeError: Worker failed with error '{OOM}', please check the stack trace above for the root cause",
+    "RuntimeError: Worker failed with error '', please check the stack trace above for the root cause",
     "RuntimeError: Worker failed with KV connector output",
-    "Exception: Call to collective_rpc method failed: CUDA out of memory.",
+    "Exception: Call to collective_rpc method failed: ''",
     "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)",
     "RuntimeError: EngineCore encountered an issue.",
     "vllm.engine.multiprocessing.MQEngineDeadError: Engine loop is not running. Inspect the stacktrace",
@@ -414,6 +419,29 @@ class TestTexts:
         said = death(text)
         assert said.is_echo
         assert (said.category, said.reason) == ("peer", "peer")
+
+    @pytest.mark.parametrize(
+        ("text", "reason", "state"),
+        [
+            (f"RuntimeError: Worker failed with error '{OOM}', please check the stack trace", "out_of_memory", None),
+            ("Exception: Call to collective_rpc method failed: CUDA out of memory.", "out_of_memory", None),
+            (
+                "RuntimeError: Worker failed with error 'No available memory for the cache blocks'",
+                "no_blocks",
+                "size_kv",
+            ),
+            (
+                "RuntimeError: Worker failed with error 'index 16 is out of bounds for dimension 0', please check",
+                "",
+                None,
+            ),
+        ],
+    )
+    def test_echo_that_quotes(self, text, reason, state):
+        """It stays an echo, and says why the other one failed; where, only as far as the other's text proves it."""
+        said = death(text)
+        assert said.is_echo
+        assert (said.category, said.reason, said.state) == ("peer", reason, state)
 
     def test_every_text(self):
         """No text and no kind of the tables is without a sample."""
@@ -579,7 +607,7 @@ class TestFrames:
         for frames, _ in STACKS:
             state = "-"
             for frame in stack(*frames):
-                rule = next((rule for rule in _RULES if rule.holds(frame, state)), None)
+                rule = next((rule for rule in _RULES if rule.is_of(frame) and state in rule.inside), None)
                 used.add(rule)
                 state = state if rule is None else rule.state
         assert [(sorted(rule.functions)[:1], rule.state) for rule in _RULES if rule not in used] == []

@@ -56,6 +56,20 @@ L12 |  | Weights are held outside this process: of the 71.33 GiB utilization bud
     = init_device !weights_external
 L13 |  | Using 'pin_memory=False' as WSL is detected. This may slow down the performance.
     = !pin_memory_off !wsl
+device | init_device |     Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.
+    = !unified_memory
+device | load_weights |     Found GPU0 NVIDIA GH200 480GB which is of cuda capability 9.0.
+    = !unified_memory
+device |  |     Found GPU0 NVIDIA GB10 which is of cuda capability 12.1.
+    =
+device | init_device |     Found GPU0 Orin which is of cuda capability 8.7.
+    = !unified_memory
+device | init_device | NVIDIA Jetson AGX Thor
+    = !unified_memory
+device | load_weights | Using default MoE config. Config file not found at configs/E=8,N=14336,device_name=NVIDIA_GB200.json
+    = !unified_memory
+device | load_weights | Using default MoE config. Config file not found at configs/E=8,N=14336,device_name=NVIDIA_Thor.json
+    = !unified_memory
 C01 |  | ValueError: Free memory on device (3.1/23.65 GiB) on startup is less than desired GPU memory utilization (0.9, 21.28 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.
     = free_at_start_bytes=3.1GiB total_bytes=23.65GiB gpu_memory_utilization=0.9 requested_bytes=21.28GiB
 C01 |  | ValueError: Free memory on device cuda:3 (70.02/79.25 GiB) on startup is less than desired GPU memory utilization (0.92, 72.91 GiB).
@@ -90,6 +104,14 @@ L27 |  | Released 3.50 GiB of checkpoint page cache in 0.2s
     = load_weights
 L28 |  | Loading model weights took 7.5100 GB
     = ends:load_weights weights_bytes=7.51GB
+drafts |  | Configuring SpecDecodeWorker with proposer=<class 'vllm.spec_decode.multi_step_worker.MultiStepWorker'>
+    =
+L28 | load_weights L28 | Loading model weights took 7.5100 GB
+    = ends:load_weights weights_bytes=7.51GB
+L28 | load_weights L28 drafts | Loading model weights took 1.2500 GB
+    = ends:load_weights
+L28 |  | Loading model weights took 0.0000 GB
+    = ends:load_weights weights_bytes=0GB !weights_not_measured
 L29 |  | Model loading took 7.5100 GB and 3.250000 seconds
     = ends:load_weights weights_bytes=7.51GB
 L30 |  | Model loading took 7.5123 GiB and 3.250000 seconds
@@ -285,9 +307,17 @@ L79 | sized | GPU + host KV cache size: 447,232 tokens, Maximum concurrency for 
 L82 | sized | Overriding num_gpu_blocks=7281 with num_gpu_blocks_override=512
     = size_kv !blocks_overridden{"from": 7281, "to": 512} gpu_blocks=512
 L82 | profiled | Overriding num_gpu_blocks=0 with num_gpu_blocks_override=16
+    = begins:bootstrap_kv !blocks_overridden{"from": 0, "to": 16}
+L82 |  | Overriding num_gpu_blocks=0 with num_gpu_blocks_override=16
+    = begins:bootstrap_kv !blocks_overridden{"from": 0, "to": 16}
+L83 |  | Add 2 padding layers, may waste at most 6.25% KV cache memory
+    =
+L83 | profiled | Add 2 padding layers, may waste at most 6.25% KV cache memory
     = bootstrap_kv
 L83 | sized | Add 2 padding layers, may waste at most 6.25% KV cache memory
     = size_kv
+corrected | sized | startup_fsm: KV cache corrected from 116886614016 to 115326849024 bytes: run-1 stood at most at 129.10 GiB of 125.82 GiB
+    = size_kv !kv_corrected{"available_bytes": 116886614016, "wanted_bytes": 115326849024}
 L84 | sized | Auto-fit max_model_len: reduced from 262144 to 180224 to fit in available GPU memory (12.5 GiB available for KV cache)
     = size_kv !max_model_len_reduced{"from": 262144, "to": 180224} max_model_len=180224 kv_available_bytes=12.5GiB
 L84 | sized | Auto-fit max_model_len: reduced from 262144 to 180224 to fit in available KV cache memory (12.5 GiB GPU)
@@ -582,6 +612,20 @@ class TestLines:
     def test_source(self):
         """The grammars are called as a verdict calls them."""
         assert (VLLM.source, VLLM_ASCEND.source) == ("vllm", "vllm-ascend")
+
+
+class TestDevices:
+    WARNING = "    Found GPU0 NVIDIA GB10 which is of cuda capability 12.1."
+
+    @pytest.mark.parametrize(("before", "is_said"), [(NOTHING, False), (heard(None, "L04"), True), (SIZED, True)])
+    def test_whose(self, before, is_said):
+        """A device in a log that said nothing of the engine yet may be another program's."""
+        assert facts(self.WARNING, before) == [Sign("unified_memory")] * is_said
+
+    @pytest.mark.parametrize("name", ["NVIDIA H200", "NVIDIA GB102", "NVIDIA GeForce RTX 4090", "Thorium", "GH2000"])
+    def test_others(self, name):
+        """Other devices have memory of their own."""
+        assert facts(self.WARNING.replace("NVIDIA GB10", name), SIZED) == []
 
 
 class TestFigures:

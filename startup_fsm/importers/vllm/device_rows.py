@@ -16,6 +16,18 @@ _FREE: Final = rf"\({gib('free_at_start_bytes')}/{gib('total_bytes')} GiB\)"
 _ASKED: Final = rf"\({share('gpu_memory_utilization')}, {gib('requested_bytes')} GiB\)"
 
 
+#: Devices whose memory is the host's too, or whose driver moves pages between the two.
+_SHARED: Final = r"(?:GB10|GH200|GB[23]00)(?![A-Za-z0-9])"
+_BOARD: Final = r"(?:Orin|Thor)(?![A-Za-z0-9])"
+#: Rows of which one stands before any line that names a device; without one the line may be of another program.
+_BEGUN: Final = ("L00", "L01", "L02", "L03", "L04", "command")
+
+
+def _named(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
+    if heard.state is not None or any(map(heard.has, _BEGUN)):
+        yield Sign("unified_memory")
+
+
 def _no_pinning(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
     yield Sign("pin_memory_off")
     if "WSL" in found.string:
@@ -42,6 +54,12 @@ ROWS: Final = (
     ),
     Row("L11", "worker requested memory: ", rf"worker requested memory: {amount('requested_bytes')}", say(_END)),
     phrase("L12", "Weights are held outside this process", say(_IN, Sign("weights_external"))),
+    # torch's warning of a device that it was not built for, names of tuned configurations, pasted tables.
+    Row("device", "NVIDIA G", rf"NVIDIA {_SHARED}", _named),
+    Row("device", "NVIDIA_G", rf"NVIDIA_{_SHARED}", _named),
+    Row("device", "NVIDIA Jetson", r"NVIDIA Jetson ", _named),
+    Row("device", "Found GPU", rf"Found GPU\d{{1,3}} (?:NVIDIA )?{_BOARD}", _named),
+    Row("device", "device_name=", rf"device_name=(?:NVIDIA_)?{_BOARD}", _named),
     Row("L13", "Using 'pin_memory=False'", r"Using 'pin_memory=False'", _no_pinning),
     Row(
         "C01",

@@ -29,6 +29,8 @@ _NODE: Final = r"less than requested memory for kv \((-?\d{1,12}(?:\.\d{1,6})?)"
 _METHOD: Final = r"RPC call to (\w{1,60}) timed out"
 _QUOTED: Final = r"(?s)(?:failed with error ['\"]?|method failed: )(.{1,4000})"
 
+_AFTER_QUOTE: Final = "', please check"
+
 
 def death(raised: Raised, heard: Heard) -> Death:
     """What ``raised`` means for a process that said ``heard`` before."""
@@ -40,7 +42,20 @@ def death(raised: Raised, heard: Heard) -> Death:
     state, part = located(raised.frames, heard)
     if told.reason == "timeout" and (method := re.search(_METHOD, text)) is not None:
         state, part = located((Frame("vllm/v1/", method[1]),), heard)
-    return _placed(told, place, (state, part), heard)
+    found = _placed(told, place, (state, part), heard)
+    return found if told.category != "peer" else _with_quoted(found, raised, heard)
+
+
+def _with_quoted(echo: Death, raised: Raised, heard: Heard) -> Death:
+    """An echo with the reason, and where only its text tells it the state, of the exception that it quotes."""
+    inner = quoted(raised)
+    if inner is None or not inner.message.partition(_AFTER_QUOTE)[0].strip("'\" "):
+        return echo
+    said = of_text("", inner.message, heard)
+    if said.is_echo:
+        return echo
+    state, part = (said.state, said.part) if echo.state is None else (echo.state, echo.part)
+    return attrs.evolve(echo, reason=said.reason, state=state, part=part)
 
 
 def of_text(kind: str, message: str, heard: Heard) -> Death:

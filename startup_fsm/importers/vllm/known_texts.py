@@ -103,7 +103,8 @@ _BASELINE: Final = (
     *_raised(
         "",
         "init_device",
-        "is out of bounds for",
+        "adjusted local rank",
+        "out of bounds for assigned_physical_gpu_ids",
         "exceeds assigned_physical_gpu_ids count",
         "Unsupported device type",
         "Not support device type",

@@ -20,7 +20,6 @@ from startup_fsm.importers.vllm.wording import (
     gib,
     phrase,
     say,
-    say_by,
     search_clauses,
     share,
 )
@@ -28,14 +27,24 @@ from startup_fsm.importers.vllm.wording import (
 _IN: Final = Step("size_kv")
 _FITS: Final = Step("size_kv", "request_fits")
 
-_PLANNED: Final = say_by(lambda heard: (Step(planning_state(heard)),))
+
+def _planned(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
+    # A worker that only says this plans the small cache, an engine process the real one: its next line tells.
+    if heard.state is not None:
+        yield Step(planning_state(heard))
 
 
 def _override(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
+    before, to = int(found[1]), int(found[2])
+    if before == 0:
+        # Nothing was measured yet: blocks for the small cache, also on a rank that prints nothing of its profile.
+        yield Step("bootstrap_kv", moment="begins")
+        yield Sign("blocks_overridden", {"from": before, "to": to})
+        return
     state = planning_state(heard)
     yield Step(state)
     if state == "size_kv":
-        yield Sign("blocks_overridden", {"from": int(found[1]), "to": int(found[2])})
+        yield Sign("blocks_overridden", {"from": before, "to": to})
         yield count_figure("gpu_blocks", found[2])
 
 
@@ -45,6 +54,11 @@ def _auto_fit(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
     yield Sign("max_model_len_reduced", {"from": before, "to": after})
     yield count_figure("max_model_len", found[2])
     yield from figures_of(found)
+
+
+def _corrected(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
+    yield _IN
+    yield Sign("kv_corrected", {"available_bytes": int(found[1]), "wanted_bytes": int(found[2])})
 
 
 def _capped(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
@@ -113,7 +127,7 @@ _PLAN: Final = (
         r"Overriding num_gpu_blocks=(\d{1,12}) with num_gpu_blocks_override=(\d{1,12})",
         _override,
     ),
-    Row("L83", " padding layers, may waste ", r"Add \d{1,9} padding layers, may waste at most", _PLANNED),
+    Row("L83", " padding layers, may waste ", r"Add \d{1,9} padding layers, may waste at most", _planned),
     Row(
         "L84",
         "Auto-fit max_model_len: reduced ",
@@ -129,6 +143,13 @@ _PLAN: Final = (
         r"Capping cudagraph capture sizes from max (\d{1,9}) to (\d{1,9}) to fit Mamba cache blocks "
         rf"\({count('mamba_blocks')} blocks available\)",
         _capped,
+    ),
+    # Of our own plugin, in the engine's log.
+    Row(
+        "corrected",
+        "startup_fsm: KV cache corrected from ",
+        r"startup_fsm: KV cache corrected from (\d{1,18}) to (\d{1,18}) bytes",
+        _corrected,
     ),
     phrase("L87", "HiSparse HMA: ", say(Step("allocate_kv"))),
     Row("L88", " GiB for KV cache on node ", r"(?:Explicitly|Auto) set \(", _node),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Final
 
-from startup_fsm.importers.facts import Row, Sign, Step
-from startup_fsm.importers.vllm.wording import NUMBER, amount, phrase, say
+from startup_fsm.importers.facts import Fact, Heard, Row, Sign, Step
+from startup_fsm.importers.vllm.wording import NUMBER, amount, figures_of, phrase, say
 
 _BEGIN: Final = Step("load_weights", moment="begins")
 _IN: Final = Step("load_weights")
@@ -15,6 +17,18 @@ _END: Final = Step("load_weights", moment="ends")
 #: ``4.3752 GB`` or ``15.0 GiB memory``; the draft is counted from V1 on.
 _TOOK: Final = rf"Model loading took {amount('weights_bytes')}"
 _SECONDS: Final = rf"{NUMBER} sec"
+
+
+def _took(found: re.Match[str], heard: Heard) -> Iterator[Fact]:
+    """V0 loads a draft model after the model and measures each apart: what counts is the model's alone."""
+    yield _END
+    if heard.has("L28") and heard.has("drafts"):
+        return
+    figures = tuple(figures_of(found))
+    yield from figures
+    if all(figure.value == 0 for figure in figures):
+        yield Sign("weights_not_measured")
+
 
 ROWS: Final = (
     phrase("L20", "Starting to load model ", say(_BEGIN)),
@@ -28,7 +42,8 @@ ROWS: Final = (
     phrase("L25", "Loading drafter model", say(_DRAFT)),
     phrase("L26", "Peak GPU memory after loading weights: ", say(_IN)),
     Row("L27", " of checkpoint page cache in ", rf"Released {NUMBER} GiB of checkpoint page cache", say(_IN)),
-    Row("L28", "Loading model weights took ", rf"Loading model weights took {amount('weights_bytes')}", say(_END)),
+    phrase("drafts", "Configuring SpecDecodeWorker", say()),
+    Row("L28", "Loading model weights took ", rf"Loading model weights took {amount('weights_bytes')}", _took),
     Row("L29", "Model loading took ", rf"Model loading took {NUMBER} GB and {_SECONDS}", say()),
     Row("L30", "Model loading took ", rf"Model loading took -?\d{{1,9}}\.\d{{4}} GiB and {_SECONDS}", say()),
     Row("L31", "Model loading took ", rf"Model loading took -?\d{{1,9}}\.\d{{4}} GiB memory and {_SECONDS}", say()),
