@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,40 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(str(path.relative_to(EXAMPLES)) for path in EXAMPLES.rglob("*.py"))
-
-
-@pytest.fixture
-def run(tmp_path):
-    """Run a command in an empty directory; gives its output."""
-
-    def of(*command, returns=(0,), cwd=tmp_path):
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("STARTUP_FSM_")}
-        ran = subprocess.run(
-            [sys.executable, *map(str, command)],
-            cwd=cwd,
-            env=environment | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert ran.returncode in returns, ran.stderr
-        return ran.stdout
-
-    return of
-
-
-@pytest.fixture
-def example(run):
-    """Run one example; gives its output and the verdicts on the journals that it names, in order."""
-
-    def of(name):
-        output = run(EXAMPLES / name)
-        journals = re.findall(r"startup-fsm doctor (\S+)", output) or ["runs"]
-        report = run("-m", "startup_fsm", "doctor", "--json", *journals, returns=(0, 2, 3))
-        return output, json.loads(report)["runs"]
-
-    return of
+#: An engine that the examples embed; no example by itself.
+ENGINE = "classic_engine/"
 
 
 def gist(verdict):
@@ -60,15 +25,20 @@ def test_every_example_is_told_of():
     """The page of examples names each, and there is no other."""
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 
-    assert re.findall(r"^\| `(\S+\.py)`", page, re.MULTILINE) == [
+    named = re.findall(r"^\| `(\S+)`", page, re.MULTILINE)
+    assert named == [
         "plain_script.py",
         "own_engine.py",
         "custom_state.py",
+        "embedded_classic.py",
+        "driven_classic.py",
+        "classic_engine/",
+        "transformers_cb.py",
         "hooks/metric.py",
         "hooks/lease.py",
         "hooks/rule.py",
     ]
-    assert len(SCRIPTS) == 6
+    assert sorted(set(named) - {ENGINE}) == [name for name in SCRIPTS if not name.startswith(ENGINE)]
 
 
 def test_plain_script(example):

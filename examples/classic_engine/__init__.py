@@ -1,0 +1,1 @@
+"""A small engine that decodes over a paged KV cache, in plain torch. It never heard of anything else here."""
