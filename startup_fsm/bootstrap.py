@@ -14,14 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
-from startup_fsm import budget, drive, identity
+from startup_fsm import budget, drive, identity, ladder, meetings
+from startup_fsm.agreement import Agreement
 from startup_fsm.course import Course, Mode, OpenState
 from startup_fsm.devices.base import Device
 from startup_fsm.devices.choice import choose
 from startup_fsm.engine import Engine, LongestRequest
 from startup_fsm.errors import (
-    BudgetError,
     EdgeRefused,
+    PeerFailed,
     StartupError,
     text_of,
 )
@@ -38,8 +39,9 @@ from startup_fsm.events import (
 from startup_fsm.fold import RunState, allowed_targets
 from startup_fsm.hooks import Hooks, discovered
 from startup_fsm.journal import Durability, JournalWriter
+from startup_fsm.ladder import Lessons
 from startup_fsm.machine import refused
-from startup_fsm.memory import format_bytes
+from startup_fsm.meetings import Meetings
 from startup_fsm.plan import Edge, Plan, throwaway
 from startup_fsm.recorder import Recorder
 from startup_fsm.states import FAILED, READY
@@ -64,6 +66,7 @@ class Bootstrap:
         engine, engine_version: What is being started, for the journal.
         settings: Further settings of the engine by our names; secrets are withheld.
         rank: Of this process; None takes the launcher's.
+        agreement: With the other ranks; None finds them by what the launcher says, and waits for them.
         discover: Whether hooks of installed packages are loaded (entry points ``startup_fsm.hooks``).
         progress: Whether progress is shown where stderr is a terminal.
 
@@ -86,6 +89,7 @@ class Bootstrap:
         engine_version: str | None = None,
         settings: Mapping[str, Any] | None = None,
         rank: int | None = None,
+        agreement: Agreement | None = None,
         discover: bool = True,
         progress: bool = True,
     ) -> None:
@@ -93,7 +97,9 @@ class Bootstrap:
             msg = f"mode: {mode!r} is none of default, observe, strict"
             raise ValueError(msg)
         self.knobs = knobs or budget.Knobs()
-        self.plan = plan or throwaway(retries=self.knobs.retries, allow_eager=self.knobs.allow_eager)
+        self.plan = plan or throwaway(
+            retries=self.knobs.retries, allow_eager=self.knobs.allow_eager, fewer_sizes=self.knobs.fewer_sizes
+        )
         self.mode = mode
         self.engine = engine
         self.engine_version = engine_version
@@ -101,7 +107,9 @@ class Bootstrap:
         self.device = choose(device)
         # Before the journal, so that a hook that is none leaves no empty file.
         self.hooks = Hooks([*hooks, *(discovered() if discover else ())], self._record)
-        self.recorder = self._recorder(journal, durability, rank)
+        self.continued = identity.continued()
+        self.recorder, self.meetings = self._joined(journal, durability, rank, agreement)
+        self.lessons = self._lessons()
         self.recorder.listeners.append(lambda record: self.hooks.on_event(record.event, record=record))
         if mirror is not False:
             self.recorder.mirrors.append(Mirror(None if mirror is True else mirror).write)
@@ -111,23 +119,40 @@ class Bootstrap:
             self.device,
             self.recorder,
             self.hooks,
+            meetings=self.meetings,
             begin=self._begin,
             watch=lambda report: Watchdog(report, self._stacks_path()),
             show=terminal_progress() if progress else None,
         )
         self.measurement = self.course.measurement
 
-    def _recorder(self, journal: str | Path | None, durability: Durability, rank: int | None) -> Recorder:
-        run, joined = identity.run_id()
-        chosen = rank if rank is not None else identity.rank_of()
-        if chosen is None and not joined:
-            chosen = 0
+    def _joined(
+        self, journal: str | Path | None, durability: Durability, rank: int | None, given: Agreement | None
+    ) -> tuple[Recorder, Meetings]:
+        """Join the other ranks, if there are any: they decide which run this is, and which attempt."""
+        before = self.continued
+        least = 1 if before is None else before.attempt
+        agreement, self._alone = (given, None) if given is not None else meetings.join(rank, least)
+        run, joined = identity.run_id() if before is None else (before.run, True)
+        chosen = rank if rank is not None else agreement.rank
+        if chosen is None:
+            chosen = before.rank if before is not None else None if joined else 0
         process = identity.process_name(chosen)
+        directory = None if journal is None else Path(journal)
+
+        def first_free(run: str) -> int:
+            return least if directory is None else meetings.first_free(directory / run, process, least)
+
+        run, attempt = meetings.run_and_attempt(agreement, run, first_free)
+        if attempt is None and before is not None:
+            attempt = first_free(run)
         writer = None
-        if journal is not None:
-            writer = JournalWriter(Path(journal) / run, process, durability=durability)
+        if directory is not None:
+            writer = JournalWriter(directory / run, process, attempt=attempt, durability=durability)
         identity.export_run(run)
-        return Recorder(run, process, chosen, writer)
+        recorder = Recorder(run, process, chosen, writer)
+        recorder.attempt = attempt or recorder.attempt
+        return recorder, Meetings(agreement, recorder, getattr(self.device, "identity", None))
 
     def _stacks_path(self) -> Path | None:
         writer = self.recorder.writer
@@ -151,6 +176,8 @@ class Bootstrap:
             return
         knobs = identity.without_secrets(self.knobs.as_settings() | self.settings)
         plan = self.plan.as_data()
+        # What was learned and has to be the same on all ranks is part of what they start.
+        learned = () if self.continued is None else (self.lessons.sizes, self.lessons.without_graphs)
         self.recorder.record(
             RunStarted(
                 wall_ns=time.time_ns() - self.recorder.now_ns,
@@ -164,12 +191,23 @@ class Bootstrap:
                 knobs=knobs,
                 versions=identity.versions(),
                 environment=identity.environment(),
-                fingerprint=identity.fingerprint(plan, knobs, self.engine, self.engine_version),
+                fingerprint=identity.fingerprint(plan, knobs, self.engine, self.engine_version, *learned),
                 mode=self.mode,
             )
         )
         if self.recorder.attempt > 1:
-            self.recorder.record(AttemptStarted(attempt=self.recorder.attempt, reason="the run has an earlier attempt"))
+            reason = "the run has an earlier attempt" if self.continued is None else self.continued.reason
+            self.recorder.record(AttemptStarted(attempt=self.recorder.attempt, reason=reason))
+        if self._alone is not None:
+            self.recorder.record(DecisionMade(decision="ranks_alone", reason=self._alone))
+        self.meetings.began()
+
+    def _lessons(self) -> Lessons:
+        """What the attempt before this one taught, where this process goes on with it."""
+        if self.continued is None or self.recorder.writer is None:
+            return Lessons()
+        directory, process = self.recorder.writer.directory, self.recorder.process
+        return ladder.lessons_before(directory, process, self.recorder.attempt)
 
     def state(self, name: str) -> OpenState:
         """
@@ -215,9 +253,13 @@ class Bootstrap:
             self.recorder.record(DecisionMade(decision="no_headroom", reason=reason, state=state))
         inputs = self.measurement.inputs(self.knobs, now, block_bytes, longest.blocks if longest else None, reserve)
         computed = self.measurement.sized(inputs)
-        self.recorder.record(computed)
+        try:
+            # The smallest rank decides; what this one could have had is among the offers.
+            computed = self.meetings.sized(computed)
+        finally:
+            self.recorder.record(computed)
         if computed.missing_bytes:
-            raise _nothing_fits(computed, longest)
+            raise budget.nothing_fits(computed, longest)
         return computed
 
     def _where(self) -> tuple[str, int]:
@@ -242,10 +284,11 @@ class Bootstrap:
 
     def finish(self) -> None:
         """
-        Declare the start ready.
+        Declare the start ready, once all ranks are.
 
         Raises:
             EdgeRefused: The plan does not lead to ``ready`` from here.
+            PeerFailed: Another rank failed.
         """
         self._begin()
         early = not self.plan.is_free and READY not in allowed_targets(self.history)
@@ -253,6 +296,11 @@ class Bootstrap:
             raise refused(self.history, READY, "the start is over")
         if (early or self.course.open is not None) and self.mode != "observe":
             raise refused(self.history, READY, "not from here")
+        try:
+            self.meetings.ready()
+        except PeerFailed as error:
+            self._finished(FAILED, error.message)
+            raise
         self._finished(READY, "")
 
     def fail(self, reason: str) -> None:
@@ -261,6 +309,7 @@ class Bootstrap:
         if self.course.open is not None:
             self.course.failed(self.course.open, StartupError(reason))
         if self.history.position != "ended":
+            self.meetings.failed(self.history.state, reason, is_final=True)
             self._finished(FAILED, reason)
 
     def _finished(self, end: str, reason: str) -> None:
@@ -279,7 +328,11 @@ class Bootstrap:
         self.close()
 
     def close(self) -> None:
-        """Let go of the journal, the watchdog and the hooks; harmless when repeated."""
+        """Let go of the journal, the other ranks, the watchdog and the hooks; harmless when repeated."""
+        finished = self.history.finished
+        if finished is None:
+            self.meetings.failed(self.history.state, "its start was given up", is_final=True)
+        self.meetings.close(well=finished is not None and finished[1].end == READY)
         self.course.watchdog.close()
         self.hooks.close()
         self.recorder.close()
@@ -295,57 +348,31 @@ class Bootstrap:
         self.close()
 
     def recovery(self, error: BaseException) -> Edge | None:
-        """The edge that answers the failure of the last state, recorded; None where there is none, or none is left."""
+        """
+        The edge that answers the failure of the last state, recorded; None where there is none, or none is left.
+
+        With several ranks all of them take it, or none does.
+        """
         failed = self.history.current
         if failed is None or failed.failed is None:
             return None
-        edge = self.plan.recovery(failed.state, failed.failed.category)
+        reason = f"{failed.failed.category}: {(text_of(error) or type(error).__name__).splitlines()[0]}"
+        if isinstance(error, PeerFailed):
+            edge = None if error.edge is None else self.plan.edge(failed.state, error.edge)
+        else:
+            edge = ladder.rung(failed, self.history, self.plan, self.measurement, self.recorder.record)
+            edge = self.meetings.recovered(edge, failed.state, self.plan, reason)
         if edge is None:
-            return None
-        taken = self.history.edges_taken[edge.source, edge.name]
-        if not self.plan.allows(edge.source, edge.name, taken=taken):
-            return None
-        lacking = self.measurement.lacking(self.history.budgets[-1][1]) if self.history.budgets else 0
-        # A failed throwaway capture goes on without graphs, not with a smaller KV cache.
-        if failed.failed.category == "oom" and edge.source != "capture_throwaway" and lacking > 0:
-            # It would only fail while sizing, and hide what really ran out.
-            inputs = {"edge": edge.name, "lacking_bytes": lacking, **self.measurement.lessons()}
-            reason = "no smaller KV cache would do"
-            self.recorder.record(DecisionMade(decision="no_retry", reason=reason, state=edge.source, inputs=inputs))
             return None
         self.recorder.record(
             RecoveryChosen(
                 state=edge.source,
                 edge=edge.name,
                 target=edge.target,
-                reason=f"{failed.failed.category}: {(text_of(error) or type(error).__name__).splitlines()[0]}",
-                taken=taken + 1,
+                reason=reason,
+                taken=self.history.edges_taken[edge.source, edge.name] + 1,
                 bound=edge.bound,
-                inputs=self.measurement.lessons(),
+                inputs=ladder.climb(edge, self.plan, self.measurement),
             )
         )
         return edge
-
-
-def _nothing_fits(computed: BudgetComputed, longest: LongestRequest | None) -> BudgetError:
-    terms = {term.term: term.bytes for term in computed.terms}
-    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
-    missing = format_bytes(computed.missing_bytes)
-    if computed.blocks < 1 or longest is None:
-        text = f"nothing is left for the KV cache, {missing} are missing ({shown})"
-        return BudgetError(
-            text,
-            missing_bytes=computed.missing_bytes,
-            terms=terms,
-            hint="raise gpu_memory_utilization, or charge less: smaller steps, fewer graphs",
-        )
-    fits = computed.blocks * longest.block_tokens
-    text = f"one request of {longest.tokens} tokens does not fit the KV cache, {missing} are missing ({shown})"
-    return BudgetError(
-        text,
-        missing_bytes=computed.missing_bytes,
-        terms=terms,
-        code="budget.request_does_not_fit",
-        fits={"max_model_len": fits},
-        hint=f"a request of {fits} tokens would fit; or raise gpu_memory_utilization",
-    )

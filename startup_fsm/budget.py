@@ -16,9 +16,11 @@ from typing import Any, Final, Literal, get_args
 
 import attrs
 
+from startup_fsm.engine import LongestRequest
+from startup_fsm.errors import BudgetError
 from startup_fsm.estimators import Method
 from startup_fsm.events import BudgetComputed, BudgetTerm
-from startup_fsm.memory import MIB
+from startup_fsm.memory import MIB, format_bytes
 
 #: Smallest margin in bytes: the driver moves in 2 MiB pages and one reading may be off by a few of them.
 LEAST_MARGIN: Final = 64 * MIB
@@ -41,6 +43,7 @@ class Knobs:
         graph_method: How the estimate goes on from the sizes that were captured; ``all`` captures every size.
         graph_sample: How many of the largest sizes are captured for it; None for as many as the method needs.
         retries: How often a start may go back and size a smaller KV cache.
+        fewer_sizes: How often a start that ran out of memory may drop the larger half of its capture sizes.
         allow_eager: Whether a start may go on without graphs when they cannot be captured.
         arena_bytes: Address space for the KV cache where the plan reserves it; None for the requested bytes.
     """
@@ -53,6 +56,7 @@ class Knobs:
     graph_method: Method = "all"
     graph_sample: int | None = None
     retries: int = 0
+    fewer_sizes: int = 0
     allow_eager: bool = False
     arena_bytes: int | None = None
 
@@ -98,6 +102,8 @@ class Knobs:
         for name in ("requested_bytes", "kv_cache_memory_bytes", "arena_bytes"):
             if (value := getattr(self, name)) is not None:
                 settings[name] = value
+        if self.fewer_sizes:
+            settings["fewer_sizes"] = self.fewer_sizes
         return settings | {"retries": self.retries, "allow_eager": self.allow_eager}
 
 
@@ -221,3 +227,28 @@ def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float
         lowest += 1
     highest = min(1000, budget.reachable_bytes * 1000 // budget.total_bytes)
     return (lowest / 1000, highest / 1000) if 0 < lowest <= highest else None
+
+
+def nothing_fits(computed: BudgetComputed, longest: LongestRequest | None) -> BudgetError:
+    """The error for a budget that lacks bytes: for one block, or for one longest request."""
+    terms = {each.term: each.bytes for each in computed.terms}
+    shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
+    missing = format_bytes(computed.missing_bytes)
+    if computed.blocks < 1 or longest is None:
+        text = f"nothing is left for the KV cache, {missing} are missing ({shown})"
+        return BudgetError(
+            text,
+            missing_bytes=computed.missing_bytes,
+            terms=terms,
+            hint="raise gpu_memory_utilization, or charge less: smaller steps, fewer graphs",
+        )
+    fits = computed.blocks * longest.block_tokens
+    text = f"one request of {longest.tokens} tokens does not fit the KV cache, {missing} are missing ({shown})"
+    return BudgetError(
+        text,
+        missing_bytes=computed.missing_bytes,
+        terms=terms,
+        code="budget.request_does_not_fit",
+        fits={"max_model_len": fits},
+        hint=f"a request of {fits} tokens would fit; or raise gpu_memory_utilization",
+    )

@@ -29,7 +29,8 @@ def causes(visit: Visit, run: RunState) -> list[Finding]:
         return []
     if failed.category in _JUDGED:
         return _JUDGED[failed.category](visit, run)
-    if failed.category == "check":
+    if failed.category == "check" or (failed.category == "peer" and run.peer_failures):
+        # A check, or the event that names the other rank, has said it.
         return []
     code, what = _SAID.get(failed.category, ("state.raised", "the engine raised"))
     return [_raised(code, visit, what)]

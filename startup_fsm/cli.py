@@ -33,8 +33,18 @@ _VERBS: Final = {
     "asking": {
         "what-if": "The budget again with other settings.",
     },
+    "comparing": {
+        "diff": "Two starts: what made one worse, and all that differs.",
+        "chain": "What everybody waited for, and who is slower.",
+    },
     "importing": {
         "import": "A text log as journals.",
+    },
+    "watching": {
+        "watch": "Follow a start that is running, all its ranks, to its verdict.",
+    },
+    "tracing": {
+        "trace": "A trace for Perfetto or chrome://tracing.",
     },
     "showing": {
         "report": "One HTML page that needs no network: every picture of a start.",

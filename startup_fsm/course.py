@@ -40,6 +40,7 @@ from startup_fsm.fold import RunState
 from startup_fsm.hooks import Hooks
 from startup_fsm.machine import GuardTable, refused
 from startup_fsm.measurement import Measurement
+from startup_fsm.meetings import Meetings
 from startup_fsm.plan import Edge, Plan
 from startup_fsm.recorder import Recorder
 from startup_fsm.step import LiveStep
@@ -66,6 +67,7 @@ class Course:
 
     Args:
         plan, mode, device, recorder, hooks: Of the start.
+        meetings: With the other ranks.
         begin: Records the first event, when nothing was recorded yet.
         watch: Makes the watchdog, given what it reports to.
         show: Shows progress, or None.
@@ -79,6 +81,7 @@ class Course:
         recorder: Recorder,
         hooks: Hooks,
         *,
+        meetings: Meetings,
         begin: Callable[[], None],
         watch: Callable[[Callable[[StateStalled], None]], Watchdog],
         show: Callable[[str, int, int, str], None] | None,
@@ -88,6 +91,7 @@ class Course:
         self.device = device
         self.recorder = recorder
         self.hooks = hooks
+        self.meetings = meetings
         self.measurement = Measurement(device, recorder)
         self.open: OpenState | None = None
         self.watchdog = watch(self._stalled)
@@ -118,7 +122,7 @@ class Course:
             edge=None if edge is None else edge.name,
             source=None if edge is None else source,
         )
-        return LiveStep(name, visit, self.measurement, show=self._show), entered
+        return LiveStep(name, visit, self.measurement, show=self._show, boundary=self.meetings.check), entered
 
     def _edge_to(self, name: str, by: str | None) -> Edge | None:
         history, plan = self.history, self.plan
@@ -160,8 +164,21 @@ class Course:
         declared = self.plan.state(step.state)
         self.watchdog.watch(step.state, step.visit, None if declared is None else declared.deadline_s)
         self.device.label(f"state={step.state} visit={step.visit}")
+        self.meetings.entered(step.state)
         self.measurement.entering(step.state, step.visit)
+        if not self.meetings.is_alone and len(self.history.visits) == 1:
+            self._compare(step)
         self.hooks.before_state(step.state, visit=step.visit)
+
+    def _compare(self, step: LiveStep) -> None:
+        """Before anything is done that needs the other ranks: that they start the same thing."""
+        if self.history.started is not None:
+            self.meetings.compare(self.history.started)
+            try:
+                self._judge(step, checks.ALIKE)
+            except CheckFailed:
+                self.meetings.refused()
+                raise
 
     def succeeded(self, state: OpenState) -> None:
         """A body returned: measure, judge, run hooks, record the end."""
@@ -173,6 +190,7 @@ class Course:
         self.measurement.snapshot(step.state, step.visit, "leave")
         self._judge(step)
         self.hooks.after_state(step.state, visit=step.visit, snapshot=self._visit_snapshot())
+        self.meetings.left(step.state, self.plan)
         self.watchdog.rest()
         self.open = None
         self.recorder.record(StateLeft(state=step.state, visit=step.visit, **state.costs()))
@@ -182,12 +200,14 @@ class Course:
         current = self.history.current
         return None if current is None else current.after
 
-    def _judge(self, step: LiveStep) -> None:
+    def _judge(self, step: LiveStep, only: checks.Check | None = None) -> None:
         current = self.history.current
         if current is None or not self.recorder.is_ours:
             return
         broken: list[Finding] = []
         for judged in checks.judge(current, self.history):
+            if only is not None and judged.check is not only:
+                continue
             failing = [finding for finding in judged.findings if self._fails(judged.check, finding)]
             broken += failing
             self.recorder.record(
@@ -224,6 +244,8 @@ class Course:
             self._record_failure(state, error, self.category(error), visit.part)
         finally:
             self.hooks.telling = False
+        is_answerable = self.plan.is_free or self.mode == "observe" or self.meetings.may_recover(step.state, self.plan)
+        self.meetings.failed(step.state, error, is_final=not is_answerable)
         self.hooks.on_failure(step.state, error, visit=step.visit)
 
     def _record_failure(self, state: OpenState, error: BaseException, category: str, part: str | None) -> None:
@@ -243,6 +265,7 @@ class Course:
                 part=part,
                 error_type=f"{type(error).__module__}.{type(error).__qualname__}",
                 category=category,
+                reason="",
                 message=text_of(error),
                 where=_frames(error),
                 **state.costs(),
@@ -289,7 +312,9 @@ class Course:
                 return name
         if isinstance(error, NotImplementedError) and self.history.state == "reserve_kv":
             return "unsupported"
-        return self.device.category(error) or ("host_oom" if isinstance(error, MemoryError) else "raised")
+        named = self.device.category(error) or ("host_oom" if isinstance(error, MemoryError) else None)
+        # A collective whose other side is gone raises too: that is not this rank's failure.
+        return named or ("peer" if self.meetings.explain(error) else "raised")
 
 
 class OpenState:

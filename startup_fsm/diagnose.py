@@ -128,7 +128,7 @@ def _ranked(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> list[Rank
             if (finding.code, finding.state) in seen or ranks.said_already(finding, told):
                 continue
             seen.add((finding.code, finding.state))
-            key = (ranks.is_echo(finding, labels), *_rank(finding, source.run))
+            key = (ranks.comes_last(finding, labels), *_rank(finding, source.run))
             found.append((key, _evident(finding, label, source)))
     for at, finding in straggler_findings(sources):
         found.append(((False, *_rank(finding, sources[at].run)), _evident(finding, sources[at].label, sources[at])))

@@ -15,8 +15,9 @@ from startup_fsm.devices.base import Device
 from startup_fsm.engine import Engine, LongestRequest
 from startup_fsm.errors import PlanError, RestartRequired
 from startup_fsm.events import BudgetComputed
+from startup_fsm.ladder import Lessons, gives_up_graphs
 from startup_fsm.measurement import Measurement
-from startup_fsm.plan import WITHOUT_ARENA, WITHOUT_GRAPHS, Edge, Plan
+from startup_fsm.plan import CAPTURE_AGAIN, FEWER_SIZES, MEASURE_AGAIN, WITHOUT_ARENA, WITHOUT_GRAPHS, Edge, Plan
 from startup_fsm.states import FAILED, READY
 from startup_fsm.step import LiveStep
 
@@ -42,6 +43,9 @@ class Start(Protocol):
     @property
     def course(self) -> Course: ...
 
+    @property
+    def lessons(self) -> Lessons: ...
+
     def kv_budget(
         self, block_bytes: int, *, longest: LongestRequest | None = None, graphs: bool = True
     ) -> BudgetComputed: ...
@@ -65,12 +69,12 @@ class _Drive:
         self._boot = boot
         self._engine = engine
         self._measurement = boot.measurement
-        self._sizes = sorted({int(size) for size in engine.capture_sizes()}, reverse=True)
         self._without_graphs = False
-        self._budget: BudgetComputed | None = None
-        self._measurement.sizes = tuple(self._sizes)
-        self._measurement.method = boot.knobs.graph_method
         self._without_arena = False
+        self._captures_again = False
+        self._budget: BudgetComputed | None = None
+        self._measurement.sizes = tuple(sorted({int(size) for size in engine.capture_sizes()}, reverse=True))
+        self._measurement.method = boot.knobs.graph_method
         self._bodies: dict[str, Callable[[LiveStep], None]] = {
             "init_device": self._init_device,
             "load_weights": self._load_weights,
@@ -113,6 +117,8 @@ class _Drive:
 
     def run(self) -> BudgetComputed:
         """From the start to an end."""
+        self._boot.lessons.apply(self._measurement)
+        self._without_graphs = self._boot.lessons.without_graphs
         state: str = self._boot.plan.start
         edge: str | None = None
         while True:
@@ -125,7 +131,8 @@ class _Drive:
                     self._boot.fail(f"{type(error).__name__} in {state}")
                     raise
                 self._without_arena |= chosen.name == WITHOUT_ARENA
-                self._without_graphs |= chosen.source == "capture_throwaway" or self._captures_once(chosen.source)
+                self._without_graphs |= gives_up_graphs(chosen, self._boot.plan)
+                self._captures_again = chosen.name == FEWER_SIZES
                 _forget_frames(error)
                 state, edge = chosen.target, chosen.name
                 continue
@@ -139,9 +146,10 @@ class _Drive:
             raise PlanError(text, hint="let it pass through size_kv")
         return self._budget
 
-    def _captures_once(self, source: str) -> bool:
-        """Whether a capture that failed there is not tried again with a smaller KV cache: it came before sizing."""
-        return source == "capture_graphs" and self._boot.plan.state("reserve_kv") is not None
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        """The capture sizes that are left, largest first."""
+        return self._measurement.sizes
 
     def _following(self, state: str) -> tuple[str, str] | None:
         """The state after one that ended well, and the edge to it; None at ``ready``."""
@@ -151,9 +159,19 @@ class _Drive:
             edge = plan.edge(state, WITHOUT_GRAPHS) or edge
         if self._without_arena:
             edge = plan.edge(state, WITHOUT_ARENA) or edge
+        if self._captures_again:
+            edge = self._back_to_capture(state) or edge
         if edge is None:
             raise PlanError(f"plan {plan.name!r}: {state!r} ended well and has no edge to go on")
         return None if edge.target == READY else (edge.target, edge.name)
+
+    def _back_to_capture(self, state: str) -> Edge | None:
+        """With fewer sizes: the edge back to where graphs are captured, when the way of the plan leads past it."""
+        plan = self._boot.plan
+        on_arena = plan.state("reserve_kv") is not None and not self._without_arena
+        edge = plan.edge(state, CAPTURE_AGAIN if on_arena else MEASURE_AGAIN)
+        self._captures_again &= edge is None
+        return edge
 
     def _init_device(self, step: LiveStep) -> None:
         snapshot = self._boot.device.snapshot()

@@ -122,7 +122,7 @@ class Step(Protocol):
         """Name a persistent workspace and its bytes, so that its growth can be told from a leak."""
 
     def progress(self, done: int, total: int, unit: str = "B") -> None:
-        """Show progress; only on a terminal, never an event."""
+        """Show progress, on a terminal and to whoever watches; the journal gets at most one note a second."""
 
 
 @runtime_checkable

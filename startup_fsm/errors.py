@@ -77,12 +77,34 @@ class HookFailed(StartupError, RuntimeError):
 
 
 class PeerFailed(StartupError, RuntimeError):
-    """Another rank failed first."""
+    """
+    Another rank failed first.
 
-    def __init__(self, message: str, *, rank: int, state: str | None, reason: str, hint: str | None = None) -> None:
+    Attributes:
+        rank, state, reason: Which, in which state where it is known, and what it said; -1 is what ranks talk through.
+        edge: The edge of the plan that all ranks take now; None where the start ends.
+        restart: Whether a new process may go on with the run.
+        missing: Ranks that did not come to a meeting.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        rank: int,
+        state: str | None,
+        reason: str,
+        edge: str | None = None,
+        restart: bool = False,
+        missing: Sequence[int] = (),
+        hint: str | None = None,
+    ) -> None:
         self.rank = rank
         self.state = state
         self.reason = reason
+        self.edge = edge
+        self.restart = restart
+        self.missing = tuple(missing)
         super().__init__(message, hint=hint)
 
 

@@ -25,6 +25,13 @@ from startup_fsm.codec import as_plain
 RUN_VARIABLE: Final = "STARTUP_FSM_RUN"
 OWNER_VARIABLE: Final = "STARTUP_FSM_RUN_OWNER"
 
+#: What a process goes on with that takes the place of another one.
+CONTINUED_VARIABLE: Final = "STARTUP_FSM_CONTINUED"
+#: Where the ranks of a start meet, as ``host:port``, where no launcher keeps a store; rank 0 keeps one there then.
+STORE_VARIABLE: Final = "STARTUP_FSM_STORE"
+#: Seconds that a rank waits for the others wherever all meet.
+DEADLINE_VARIABLE: Final = "STARTUP_FSM_RANKS_DEADLINE"
+
 #: Ids that launchers give a run, in the order they are believed.
 _LAUNCHERS: Final = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID")
 
@@ -77,10 +84,82 @@ def export_run(run: str) -> None:
     os.environ[OWNER_VARIABLE] = str(os.getpid())
 
 
+@attrs.frozen(kw_only=True)
+class Continued:
+    """
+    A run that this process goes on with, after another one could not.
+
+    Attributes:
+        run, process, rank: Of that other process; this one takes its place.
+        attempt: Which attempt of the run this is.
+        restarts: How often the command has started itself again.
+        reason: Why.
+    """
+
+    run: str
+    process: str
+    rank: int | None
+    attempt: int
+    restarts: int
+    reason: str = ""
+
+
+def continued() -> Continued | None:
+    """What this process goes on with, taken out of the environment so that no other start does; None for a new run."""
+    text = os.environ.pop(CONTINUED_VARIABLE, "")
+    try:
+        return Continued(**orjson.loads(text)) if text else None
+    except (orjson.JSONDecodeError, TypeError):
+        return None
+
+
+def export_continued(continued: Continued) -> None:
+    """Tell the program that takes this one's place what it goes on with."""
+    os.environ[CONTINUED_VARIABLE] = orjson.dumps(attrs.asdict(continued)).decode()
+
+
 def rank_of(environment: Mapping[str, str] | None = None) -> int | None:
     """The rank that a launcher gave this process, or None."""
-    value = (os.environ if environment is None else environment).get("RANK", "")
-    return int(value) if re.fullmatch("[0-9]{1,9}", value) else None
+    given = os.environ if environment is None else environment
+    if (rank := _number(given.get("RANK"))) is not None:
+        return rank
+    return _number(given.get("SLURM_PROCID")) if world_size(given) > 1 else None
+
+
+def world_size(environment: Mapping[str, str] | None = None) -> int:
+    """How many ranks the launcher started; 1 where there is none."""
+    given = os.environ if environment is None else environment
+    if "RANK" in given:
+        return _number(given.get("WORLD_SIZE")) or 1
+    if "SLURM_PROCID" not in given:
+        return 1
+    # Of the step: a script of the job itself is one process, whatever the job has asked for.
+    return _number(given.get("SLURM_STEP_NUM_TASKS")) or _number(given.get("SLURM_NTASKS")) or 1
+
+
+def store_address(environment: Mapping[str, str] | None = None) -> tuple[str, int, bool] | None:
+    """
+    Host and port of the store that ranks meet in, and whether the launcher keeps it; None where there is none.
+
+    ``MASTER_ADDR`` alone is none: that port belongs to the process group of the engine.
+    """
+    given = os.environ if environment is None else environment
+    port = _number(given.get("MASTER_PORT"))
+    if given.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and given.get("MASTER_ADDR") and port:
+        return given["MASTER_ADDR"], port, True
+    host, _, digits = given.get(STORE_VARIABLE, "").rpartition(":")
+    port = _number(digits)
+    return (host.strip("[]"), port, False) if host and port else None
+
+
+def ranks_deadline_s(environment: Mapping[str, str] | None = None) -> float | None:
+    """Seconds that a rank waits for the others, where the environment says so in whole seconds."""
+    given = os.environ if environment is None else environment
+    return _number(given.get(DEADLINE_VARIABLE)) or None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and re.fullmatch("[0-9]{1,9}", text) else None
 
 
 def process_name(rank: int | None) -> str:

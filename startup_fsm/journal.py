@@ -20,7 +20,7 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -29,6 +29,7 @@ import attrs
 from startup_fsm.codec import CODEC, MAX_LINE, Codec
 from startup_fsm.errors import DecodeError, JournalError, UnknownSchema
 from startup_fsm.events import Record
+from startup_fsm.lines import Line, Lines
 
 #: Durability ``process``: synced at failure and at the end. ``disk``: at the edges between states too.
 Durability = Literal["process", "disk"]
@@ -278,35 +279,6 @@ class Journal:
     size: int = 0
 
 
-@attrs.frozen(slots=True)
-class _Line:
-    number: int
-    offset: int
-    text: bytes
-    length: int
-    complete: bool
-
-
-def _lines(descriptor: int) -> Iterator[_Line]:
-    """Lines in chunks; of a line longer than :data:`MAX_LINE` only its first bytes are held."""
-    number, offset, held, length = 1, 0, bytearray(), 0
-    while chunk := os.read(descriptor, _CHUNK):
-        start = 0
-        while (end := chunk.find(b"\n", start)) >= 0:
-            length += end - start
-            if len(held) <= MAX_LINE:
-                held += chunk[start:end][: MAX_LINE + 1 - len(held)]
-            yield _Line(number, offset, bytes(held), length, complete=True)
-            offset += length + 1
-            number, length, start = number + 1, 0, end + 1
-            held.clear()
-        length += len(chunk) - start
-        if len(held) <= MAX_LINE:
-            held += chunk[start:][: MAX_LINE + 1 - len(held)]
-    if length:
-        yield _Line(number, offset, bytes(held), length, complete=False)
-
-
 def read_journal(path: str | Path, *, codec: Codec = CODEC) -> Journal:
     """
     Read one journal file; what cannot be read is a problem, not an exception.
@@ -336,16 +308,19 @@ def read_descriptor(descriptor: int, path: str, *, codec: Codec = CODEC) -> Jour
     Raises:
         UnknownSchema: It was written by a newer version.
     """
-    found = _Reading(path, codec)
-    for line in _lines(descriptor):
-        found.take(line)
+    found, lines = Reading(path, codec=codec), Lines()
+    while block := os.read(descriptor, _CHUNK):
+        for line in lines.feed(block):
+            found.take(line)
+    if (rest := lines.rest()) is not None:
+        found.take(rest)
     return found.journal()
 
 
-class _Reading:
-    """What was read of one file so far."""
+class Reading:
+    """What was read of one file so far, line by line."""
 
-    def __init__(self, path: str, codec: Codec) -> None:
+    def __init__(self, path: str, *, codec: Codec = CODEC) -> None:
         self._path = path
         self._codec = codec
         self._records: list[Record] = []
@@ -354,8 +329,18 @@ class _Reading:
         self._size = 0
         self._unplaced = 0
 
-    def take(self, line: _Line) -> None:
-        """One more line."""
+    @property
+    def records(self) -> Sequence[Record]:
+        """In file order."""
+        return self._records
+
+    def take(self, line: Line) -> None:
+        """
+        One more line.
+
+        Raises:
+            UnknownSchema: A newer version wrote it.
+        """
         self._size = line.offset + line.length + line.complete
         if not line.text.strip() and line.complete:
             return
@@ -374,7 +359,7 @@ class _Reading:
             self._add("gap" if record.seq > expected else "order", line, text, record.seq)
         self._records.append(record)
 
-    def _decoded(self, line: _Line) -> Record:
+    def _decoded(self, line: Line) -> Record:
         if line.length >= MAX_LINE:
             msg = f"the line has {line.length} bytes; a journal line has at most {MAX_LINE}"
             raise DecodeError(msg, where="line")
@@ -384,7 +369,7 @@ class _Reading:
             msg = f"{self._path}: line {line.number}, byte {line.offset}: {error.message}"
             raise UnknownSchema(msg, path=self._path, offset=line.offset, hint=error.hint) from None
 
-    def _add(self, kind: ProblemKind, line: _Line, text: str, seq: int | None) -> None:
+    def _add(self, kind: ProblemKind, line: Line, text: str, seq: int | None) -> None:
         if len(self._problems) >= _MOST_PROBLEMS:
             self._left_out += 1
             return
@@ -393,8 +378,9 @@ class _Reading:
         self._unplaced += seq is None
 
     def journal(self) -> Journal:
-        """All of it."""
+        """All of it so far."""
+        problems = list(self._problems)
         if self._left_out:
-            last = self._problems[-1]
-            self._problems[-1] = attrs.evolve(last, message=f"{last.message}; and {self._left_out} more like it")
-        return Journal(self._path, tuple(self._records), tuple(self._problems), self._size)
+            last = problems[-1]
+            problems[-1] = attrs.evolve(last, message=f"{last.message}; and {self._left_out} more like it")
+        return Journal(self._path, tuple(self._records), tuple(problems), self._size)

@@ -15,7 +15,7 @@ from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.budget import Knobs
 from startup_fsm.diagnose import diagnose
 from startup_fsm.engine import Engine
-from startup_fsm.errors import EngineImportError, StartupError
+from startup_fsm.errors import EngineImportError, PeerFailed, RestartRequired, StartupError
 from startup_fsm.fold import RunState
 from startup_fsm.plan import driven
 from startup_fsm.signals import signals_recorded
@@ -38,12 +38,18 @@ class Outcome:
         history: Their fold.
         path: Of the journal; None where it could not be written or was not asked for.
         is_interrupted: Whether the keyboard ended it.
+        by_peer: Whether another rank ended it.
+        in_short: All that this rank has to say, where another one says the rest; None where it says it all itself.
+        restart: Why only a new process can go on; None where one cannot, or none is needed.
     """
 
     verdict: Verdict
     history: RunState
     path: str | None
     is_interrupted: bool = False
+    by_peer: bool = False
+    in_short: str | None = None
+    restart: str | None = None
 
 
 def start(boot: Bootstrap, engine: Engine) -> Outcome:
@@ -53,7 +59,7 @@ def start(boot: Bootstrap, engine: Engine) -> Outcome:
     Raises:
         StartupError: The start was refused before its first state.
     """
-    is_interrupted = False
+    is_interrupted, failure = False, None
     # The command line leaves it off for verbs that only read.
     gc.enable()
     with signals_recorded(boot):
@@ -62,6 +68,7 @@ def start(boot: Bootstrap, engine: Engine) -> Outcome:
         except KeyboardInterrupt:
             is_interrupted = True
         except Exception as error:
+            failure = error
             if boot.history.current is None:
                 raise
             if not isinstance(error, StartupError) and boot.history.position == "open":
@@ -72,7 +79,26 @@ def start(boot: Bootstrap, engine: Engine) -> Outcome:
     writer = boot.recorder.writer
     path = None if writer is None or writer.trouble else str(writer.path)
     verdict = diagnose([Source(run=boot.history)], origin=path)
-    return Outcome(verdict=verdict, history=boot.history, path=path, is_interrupted=is_interrupted)
+    by_peer = isinstance(failure, PeerFailed) or bool(boot.history.peer_failures)
+    needs_process = isinstance(failure, RestartRequired) or (isinstance(failure, PeerFailed) and failure.restart)
+    return Outcome(
+        verdict=verdict,
+        history=boot.history,
+        path=path,
+        is_interrupted=is_interrupted,
+        by_peer=by_peer,
+        in_short=_in_short(boot, verdict),
+        restart=failure.message if needs_process and isinstance(failure, StartupError) else None,
+    )
+
+
+def _in_short(boot: Bootstrap, verdict: Verdict) -> str | None:
+    """Of many ranks rank 0 tells all of it, and those that failed for a reason of their own."""
+    peers = boot.history.peer_failures
+    if boot.meetings.is_alone or boot.recorder.rank == 0 or not (peers or verdict.outcome == "ready"):
+        return None
+    where = f"rank {boot.recorder.rank}: {verdict.outcome}"
+    return where if not peers else f"{where}: {peers[0][1].peer} failed in {peers[0][1].state or 'no state'}"
 
 
 def made(target: str) -> tuple[Engine, dict[str, Any]]:
@@ -146,7 +172,9 @@ def bootstrap_for(
             chosen["knobs"] = _with(chosen.get("knobs") or Knobs(), given)
         if plan is not None:
             kept = chosen.get("knobs") or Knobs()
-            chosen["plan"] = driven(plan, retries=kept.retries, allow_eager=kept.allow_eager)
+            chosen["plan"] = driven(
+                plan, retries=kept.retries, allow_eager=kept.allow_eager, fewer_sizes=kept.fewer_sizes
+            )
         return Bootstrap(**chosen)
     except StartupError:
         raise

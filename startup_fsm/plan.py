@@ -1,285 +1,48 @@
 """
-Plans: which state may follow which, and what may be done about a failure. Pure.
+The plans that are shipped, and the names of their edges that a drive has to know. Pure.
 
-A plan is verified when it is built and written whole into the journal. ``plan.allows(state, edge)`` is the only law:
-the guard table of the live machine is built from it, and a journal is verified against it.
+What answers a failure stands in the order in which it is tried, least loss first: a smaller KV cache, fewer capture
+sizes, no graphs. Each must be asked for, and has a bound.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
+from typing import Final
 
-import attrs
-
+from startup_fsm.edges import Edge, Plan, Policy
 from startup_fsm.errors import PlanError
-from startup_fsm.states import ENDS, FAILED, READY, VOCABULARY, State
+from startup_fsm.states import FAILED, READY, VOCABULARY, State
 
-#: ``advance`` after a state that ended well; ``degrade`` the same, but doing less than asked; ``recover`` after a
-#: failure of one of the edge's ``causes``; ``fail`` after any failure.
-Policy = Literal["advance", "degrade", "recover", "fail"]
+__all__ = [
+    "CAPTURE_AGAIN",
+    "FEWER_SIZES",
+    "MEASURE_AGAIN",
+    "NO_GRAPHS",
+    "PLANS",
+    "WITHOUT_ARENA",
+    "WITHOUT_GRAPHS",
+    "Edge",
+    "Plan",
+    "Policy",
+    "driven",
+    "eager",
+    "observed",
+    "single_capture",
+    "throwaway",
+]
 
-_POLICIES: Final = get_args(Policy)
 #: Edges of a start that wanted virtual memory and goes on without it.
 WITHOUT_ARENA: Final = "without_arena"
 #: Edges of a start whose graphs could not be captured and that may go on without.
 WITHOUT_GRAPHS: Final = "without_graphs"
-
-_RESERVED: Final = frozenset({"state", "trigger", "model", "initial"})
-_RESERVED_PREFIXES: Final = ("_", "is_", "may_", "to_", "on_")
-
-
-@attrs.frozen
-class Edge:
-    """
-    One way from a state to the next.
-
-    Attributes:
-        name: Unique among the edges of its source.
-        source, target: States; the target may be an end.
-        policy: When it may be taken.
-        bound: How often in one attempt; None for any number, 0 for never (declared, but switched off).
-        causes: For ``recover``: categories of failure that it answers, such as ``oom``.
-    """
-
-    name: str
-    source: str
-    target: str
-    policy: Policy = "advance"
-    bound: int | None = None
-    causes: tuple[str, ...] = ()
-
-
-def _states(values: Iterable[State]) -> tuple[State, ...]:
-    return tuple(values)
-
-
-def _edges(values: Iterable[Edge]) -> tuple[Edge, ...]:
-    return tuple(values)
-
-
-@attrs.frozen
-class Plan:
-    """
-    A graph of states with one start and the ends ``ready`` and ``failed``.
-
-    Args:
-        name: For people and journals.
-        states: The first is the start.
-        edges: All of them, failures too.
-        is_free: Any state may follow any; for engines that keep control and for imported logs.
-
-    Raises:
-        PlanError: A duplicate, an unknown state, an unreachable one, a trap, no way to ``ready``, a bad edge name.
-    """
-
-    name: str
-    states: tuple[State, ...] = attrs.field(converter=_states)
-    edges: tuple[Edge, ...] = attrs.field(converter=_edges, default=())
-    is_free: bool = False
-    _by_source: Mapping[str, Mapping[str, Edge]] = attrs.field(init=False, repr=False, eq=False)
-
-    def __attrs_post_init__(self) -> None:
-        by_source: dict[str, dict[str, Edge]] = {state.name: {} for state in self.states}
-        for edge in self.edges:
-            self._check_edge(edge)
-            if edge.source not in by_source or (edge.target not in by_source and edge.target not in ENDS):
-                unknown = edge.target if edge.source in by_source else edge.source
-                raise self._wrong(f"edge {edge.name!r} names the state {unknown!r}, which the plan does not have")
-            if edge.name in by_source[edge.source]:
-                raise self._wrong(f"state {edge.source!r} has two edges named {edge.name!r}")
-            by_source[edge.source][edge.name] = edge
-        object.__setattr__(self, "_by_source", by_source)
-        self._verify()
-
-    def _wrong(self, message: str, hint: str | None = None) -> PlanError:
-        return PlanError(f"plan {self.name!r}: {message}", hint=hint)
-
-    def _check_edge(self, edge: Edge) -> None:
-        # Plans come out of journals too, and nothing is to be trusted there.
-        name, bound = edge.name, edge.bound
-        if edge.policy not in _POLICIES:
-            raise self._wrong(f"edge {name!r} has the policy {edge.policy!r}", f"one of {', '.join(_POLICIES)}")
-        if bound is not None and (type(bound) is not int or bound < 0):
-            raise self._wrong(f"edge {name!r} has the bound {bound!r}", "a number from 0, or None for any number")
-        if not name.isidentifier() or name in _RESERVED or name.startswith(_RESERVED_PREFIXES):
-            raise self._wrong(f"{name!r} cannot be the name of an edge", "use a plain word such as advance or retry")
-
-    def _verify(self) -> None:
-        names = [state.name for state in self.states]
-        if not names:
-            raise self._wrong("has no state")
-        if twice := {name for name in names if names.count(name) > 1}:
-            raise self._wrong(f"state {min(twice)!r} is declared twice")
-        if taken := ENDS.intersection(names):
-            raise self._wrong(f"{min(taken)!r} is an end, not a state")
-        for state in self.states:
-            deadline = state.deadline_s
-            if deadline is not None and (type(deadline) not in (int, float) or not deadline > 0):
-                raise self._wrong(
-                    f"state {state.name!r} has the deadline {deadline!r}", "seconds, more than 0, or None"
-                )
-        if self.is_free:
-            return
-        reached = self._reach([names[0]], lambda edge: (edge.source, edge.target))
-        if missing := [name for name in names if name not in reached]:
-            raise self._wrong(
-                f"state {missing[0]!r} cannot be reached from {names[0]!r}", "add an edge to it, or drop it"
-            )
-        ending = self._reach(ENDS, lambda edge: (edge.target, edge.source), is_open=True)
-        if traps := [name for name in names if name not in ending]:
-            raise self._wrong(
-                f"state {traps[0]!r} is a trap: no edge leads from it to an end",
-                "add an edge to ready, to failed, or to a state that leads there",
-            )
-        if names[0] not in self._reach([READY], lambda edge: (edge.target, edge.source), is_open=True):
-            raise self._wrong(f"no way from {names[0]!r} to ready", "let the last state have an edge to ready")
-
-    def _reach(
-        self, start: Iterable[str], along: Callable[[Edge], tuple[str, str]], *, is_open: bool = False
-    ) -> set[str]:
-        """States on the way; ``is_open`` leaves out edges that are switched off."""
-        edges = [edge for edge in self.edges if not is_open or edge.bound != 0]
-        seen, todo = set(start), list(start)
-        while todo:
-            here = todo.pop()
-            for source, target in map(along, edges):
-                if source == here and target not in seen:
-                    seen.add(target)
-                    todo.append(target)
-        return seen
-
-    @property
-    def start(self) -> str:
-        """Name of the first state."""
-        return self.states[0].name
-
-    def state(self, name: str) -> State | None:
-        """The state of that name, or None."""
-        return next((state for state in self.states if state.name == name), None)
-
-    def edges_from(self, source: str) -> tuple[Edge, ...]:
-        """Edges that leave a state, in the order they were declared."""
-        return tuple(self._by_source.get(source, {}).values())
-
-    def edge(self, source: str, name: str) -> Edge | None:
-        """The edge of that name, or None."""
-        return self._by_source.get(source, {}).get(name)
-
-    def allows(self, source: str, name: str, *, taken: int = 0) -> bool:
-        """Whether ``source`` may be left by the edge ``name`` that was already taken ``taken`` times."""
-        edge = self.edge(source, name)
-        return edge is not None and (edge.bound is None or taken < edge.bound)
-
-    def between(
-        self,
-        source: str | None,
-        target: str,
-        *,
-        failed: bool = False,
-        taken: Mapping[tuple[str, str], int] = MappingProxyType({}),
-    ) -> Edge | None:
-        """
-        The edge from one state to another that fits how the source ended; None where the plan has none.
-
-        Of several the first that was not ``taken`` (source and name to how often) up to its bound, else the first.
-        """
-        if source is None:
-            return None
-        wanted = ("recover", "fail") if failed else ("advance", "degrade")
-        fitting = [edge for edge in self.edges_from(source) if edge.target == target and edge.policy in wanted]
-        left = (edge for edge in fitting if self.allows(source, edge.name, taken=taken.get((source, edge.name), 0)))
-        return next(left, fitting[0] if fitting else None)
-
-    def onward(self, source: str) -> Edge | None:
-        """The edge that is taken when a state ends well and nobody asks for less."""
-        return next((edge for edge in self.edges_from(source) if edge.policy == "advance"), None)
-
-    def recovery(self, source: str, cause: str) -> Edge | None:
-        """The edge that answers a failure of that cause, whatever its bound."""
-        return next(
-            (edge for edge in self.edges_from(source) if edge.policy == "recover" and cause in edge.causes), None
-        )
-
-    def insert(self, state: State, *, after: str) -> Plan:
-        """The same plan with one more state: ``after`` advances to it, and it goes on where ``after`` did."""
-        names = [each.name for each in self.states]
-        if after not in names:
-            raise self._wrong(f"cannot insert {state.name!r} after {after!r}, which the plan does not have")
-        at = names.index(after) + 1
-        if self.is_free:
-            return Plan(self.name, (*self.states[:at], state, *self.states[at:]), self.edges, is_free=True)
-        old = self.onward(after)
-        if old is None:
-            raise self._wrong(f"cannot insert {state.name!r}: {after!r} has no advance edge")
-        edges = [attrs.evolve(edge, target=state.name) if edge is old else edge for edge in self.edges]
-        edges += [Edge("advance", state.name, old.target), Edge("fail", state.name, FAILED, "fail")]
-        return Plan(self.name, (*self.states[:at], state, *self.states[at:]), edges, self.is_free)
-
-    def with_deadlines(self, seconds: Mapping[str, float]) -> Plan:
-        """The same plan with other deadlines, by state; raises ``PlanError`` for a state that it does not have."""
-        if unknown := set(seconds).difference(state.name for state in self.states):
-            raise self._wrong(f"a deadline for {min(unknown)!r}, which the plan does not have")
-        states = [attrs.evolve(state, deadline_s=seconds.get(state.name, state.deadline_s)) for state in self.states]
-        return Plan(self.name, states, self.edges, self.is_free)
-
-    def as_data(self) -> dict[str, Any]:
-        """Plain data for the journal."""
-        return {
-            "name": self.name,
-            "is_free": self.is_free,
-            "states": [attrs.asdict(state) for state in self.states],
-            "edges": [attrs.asdict(edge) | {"causes": list(edge.causes)} for edge in self.edges],
-        }
-
-    @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Plan:
-        """
-        The plan that a journal holds.
-
-        Raises:
-            PlanError: The data is no plan, or a wrong one.
-        """
-        try:
-            states = [
-                State(str(each["name"]), str(each.get("summary", "")), each.get("deadline_s"))
-                for each in data["states"]
-            ]
-            edges = [
-                Edge(
-                    str(each["name"]),
-                    str(each["source"]),
-                    str(each["target"]),
-                    each.get("policy", "advance"),
-                    each.get("bound"),
-                    _texts(each.get("causes", ())),
-                )
-                for each in data["edges"]
-            ]
-            return cls(str(data["name"]), states, edges, is_free=data.get("is_free", False) is True)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise PlanError(f"the plan in the journal cannot be read: {type(error).__name__}: {error}") from None
-
-    def mermaid(self, taken: Iterable[tuple[str, str]] = ()) -> str:
-        """A Mermaid state diagram; edges in ``taken`` (source, target) are drawn with a mark."""
-        path = set(taken)
-        lines = ["stateDiagram-v2", f"    [*] --> {self.start}"]
-        for edge in self.edges:
-            if edge.bound == 0 and (edge.source, edge.target) not in path:
-                continue
-            mark = " ✓" if (edge.source, edge.target) in path else ""
-            bound = f" (at most {edge.bound})" if edge.bound is not None else ""
-            lines.append(f"    {edge.source} --> {edge.target}: {edge.name}{bound}{mark}")
-        lines += ["    ready --> [*]", "    failed --> [*]"]
-        return "\n".join(lines)
-
-
-def _texts(values: Any) -> tuple[str, ...]:
-    if not isinstance(values, (list, tuple)) or not all(isinstance(each, str) for each in values):
-        raise TypeError(f"causes: {values!r} is no list of names")
-    return tuple(values)
+#: Edges that answer memory which ran out with fewer capture sizes, and the two ways on to capture those.
+FEWER_SIZES: Final = "fewer_sizes"
+MEASURE_AGAIN: Final = "measure_again"
+CAPTURE_AGAIN: Final = "capture_again"
+#: Edges that answer it, when nothing else is left, by giving up the graphs.
+NO_GRAPHS: Final = "no_graphs"
 
 
 def _line(names: Iterable[str]) -> tuple[list[State], list[Edge]]:
@@ -293,13 +56,23 @@ def _failures(states: Iterable[State]) -> list[Edge]:
     return [Edge("fail", state.name, FAILED, "fail") for state in states]
 
 
-def throwaway(*, retries: int = 0, allow_eager: bool = False) -> Plan:
+def _after_capture(source: str, retries: int, fewer_sizes: int, eager: int) -> list[Edge]:
+    """The whole ladder for a step that ran out after capture: every rung frees memory for it."""
+    return [
+        Edge("shrink", source, "teardown", "recover", retries, ("oom",)),
+        Edge(FEWER_SIZES, source, "teardown", "recover", fewer_sizes, ("oom",)),
+        Edge(NO_GRAPHS, source, "teardown", "recover", eager, ("oom",)),
+    ]
+
+
+def throwaway(*, retries: int = 0, allow_eager: bool = False, fewer_sizes: int = 0) -> Plan:
     """
     Capture throwaway graphs, measure what they take, tear down, size the KV cache, capture for real.
 
     Args:
         retries: How often a start that ran out of memory after sizing may go back and size a smaller KV cache.
-        allow_eager: Whether a start whose throwaway capture failed may go on without graphs.
+        allow_eager: Whether a start that ran out of these, or whose throwaway capture failed, may go on without graphs.
+        fewer_sizes: How often one may go back and capture fewer sizes.
     """
     names = [
         "init_device", "load_weights", "profile_activations", "bootstrap_kv", "capture_throwaway", "teardown",
@@ -309,17 +82,21 @@ def throwaway(*, retries: int = 0, allow_eager: bool = False) -> Plan:
     states.insert(5, State.named("recover_allocator"))
     eager = 1 if allow_eager else 0
     edges += [
+        Edge(FEWER_SIZES, "capture_throwaway", "recover_allocator", "recover", fewer_sizes, ("oom",)),
         Edge("recover", "capture_throwaway", "recover_allocator", "recover", eager, ("oom", "capture")),
         Edge("recover", "capture_graphs", "recover_allocator", "recover", retries, ("oom",)),
+        Edge(FEWER_SIZES, "capture_graphs", "recover_allocator", "recover", fewer_sizes, ("oom",)),
+        Edge(NO_GRAPHS, "capture_graphs", "recover_allocator", "recover", eager, ("oom", "capture")),
         Edge("advance", "recover_allocator", "teardown"),
         Edge("shrink", "allocate_kv", "teardown", "recover", retries, ("oom",)),
-        Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
+        *_after_capture("verify", retries, fewer_sizes, eager),
+        Edge(MEASURE_AGAIN, "teardown", "bootstrap_kv", "degrade", None if fewer_sizes else 0),
         Edge(WITHOUT_GRAPHS, "allocate_kv", "verify", "degrade", None if allow_eager else 0),
     ]
     return Plan("throwaway", states, edges + _failures(states))
 
 
-def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
+def single_capture(*, retries: int = 0, allow_eager: bool = False, fewer_sizes: int = 0) -> Plan:
     """
     Capture once against a KV range of which only a prefix is mapped; size and map the rest afterwards.
 
@@ -328,6 +105,7 @@ def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
     Args:
         retries: As for :func:`throwaway`; here the arena is given back and the start begins again at reserving it.
         allow_eager: Whether a start whose capture failed may go on without graphs.
+        fewer_sizes: How often one may go back and capture fewer sizes.
     """
     names = [
         "init_device", "load_weights", "profile_activations", "reserve_kv", "capture_graphs", "size_kv", "commit_kv",
@@ -338,15 +116,19 @@ def single_capture(*, retries: int = 0, allow_eager: bool = False) -> Plan:
     states += [State.named(name) for name in others]
     eager = 1 if allow_eager else 0
     edges += [
+        Edge(FEWER_SIZES, "capture_graphs", "recover_allocator", "recover", fewer_sizes, ("oom",)),
         Edge("recover", "capture_graphs", "recover_allocator", "recover", eager, ("oom", "capture")),
         Edge("advance", "recover_allocator", "size_kv"),
+        Edge(CAPTURE_AGAIN, "recover_allocator", "capture_graphs", "degrade", None if fewer_sizes else 0),
         Edge("shrink", "commit_kv", "teardown", "recover", retries, ("oom",)),
-        Edge("shrink", "verify", "teardown", "recover", retries, ("oom",)),
+        *_after_capture("verify", retries, fewer_sizes, eager),
         Edge("advance", "teardown", "reserve_kv"),
         Edge(WITHOUT_ARENA, "reserve_kv", "bootstrap_kv", "recover", 1, ("unsupported",)),
         Edge("advance", "bootstrap_kv", "capture_throwaway"),
         Edge("advance", "capture_throwaway", "teardown"),
+        Edge(FEWER_SIZES, "capture_throwaway", "recover_allocator", "recover", fewer_sizes, ("oom",)),
         Edge("recover", "capture_throwaway", "recover_allocator", "recover", eager, ("oom", "capture")),
+        Edge(MEASURE_AGAIN, "teardown", "bootstrap_kv", "degrade", None if fewer_sizes else 0),
         Edge(WITHOUT_ARENA, "recover_allocator", "teardown", "degrade"),
         Edge(WITHOUT_ARENA, "teardown", "size_kv", "degrade"),
         Edge(WITHOUT_ARENA, "size_kv", "allocate_kv", "degrade"),
@@ -386,7 +168,7 @@ PLANS: Final[Mapping[str, Callable[..., Plan]]] = {
 }
 
 
-def driven(name: str, *, retries: int = 0, allow_eager: bool = False) -> Plan:
+def driven(name: str, *, retries: int = 0, allow_eager: bool = False, fewer_sizes: int = 0) -> Plan:
     """
     A shipped plan that an engine can be driven through, by name.
 
@@ -396,5 +178,6 @@ def driven(name: str, *, retries: int = 0, allow_eager: bool = False) -> Plan:
     names = [each for each in PLANS if each != "observed"]
     if name not in names:
         raise PlanError(f"plan: {name!r} is none of {', '.join(names)}", hint="startup-fsm plan lists them")
-    options = {"retries": retries} if name == "eager" else {"retries": retries, "allow_eager": allow_eager}
-    return PLANS[name](**options)
+    if name == "eager":
+        return PLANS[name](retries=retries)
+    return PLANS[name](retries=retries, allow_eager=allow_eager, fewer_sizes=fewer_sizes)

@@ -18,6 +18,8 @@ from startup_fsm.events import CheckJudged, Record, SnapshotTaken
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Violation
 
+#: Checks that are judged before a state ends, or although it failed.
+_OF_FAILED = frozenset({"neighbours_still", "ranks_alike"})
 #: Check, state, visit.
 _Edge = tuple[str, str, int]
 
@@ -131,7 +133,7 @@ def _judged(history: RunState, seq: int, *, failed: bool) -> dict[_Edge, tuple[i
     judged = checks.judge(visit, history)
     if failed:
         # Of a state that failed only this is judged: the contracts of one that ended well do not hold there.
-        judged = [each for each in judged if each.check.name == "neighbours_still" and each.findings]
+        judged = [each for each in judged if each.check.name in _OF_FAILED and each.findings]
     return {(each.check.name, visit.state, visit.visit): (seq, each.findings) for each in judged}
 
 

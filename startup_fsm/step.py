@@ -23,6 +23,8 @@ from startup_fsm.measurement import PURPOSES, Measurement
 #: States whose KV buffers lie in an arena.
 _ON_ARENA = frozenset({"reserve_kv", "commit_kv"})
 _THROWAWAY_CAPTURE = "capture_throwaway"
+#: Seconds between two notes of how far a state is.
+_NOTE_S = 1.0
 
 
 class LiveStep:
@@ -33,6 +35,7 @@ class LiveStep:
         state, visit: The open state.
         measurement: Readings and pools of this start.
         show: Gets ``(state, done, total, unit)`` where progress can be seen; None where it cannot.
+        boundary: Raises where another rank failed; called where a long state comes to a new part of its work.
         capacity: Most KV bytes an arena is reserved for; None where the plan has none.
         prefix_blocks: Blocks of an arena that are mapped before capture.
     """
@@ -44,12 +47,15 @@ class LiveStep:
         measurement: Measurement,
         *,
         show: Callable[[str, int, int, str], None] | None = None,
+        boundary: Callable[[], None] = lambda: None,
     ) -> None:
         self.state = state
         self.visit = visit
         self._measurement = measurement
         self._recorder = measurement.recorder
         self._show = show
+        self._boundary = boundary
+        self._noted = time.monotonic()
 
     def note(self, **facts: Any) -> None:
         """Record facts that exist only inside this state; names that say secret are withheld."""
@@ -58,6 +64,7 @@ class LiveStep:
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
         """A named part of this state; what fails inside carries its name."""
+        self._boundary()
         self._recorder.record(PartEntered(state=self.state, part=name, visit=self.visit))
         yield
 
@@ -100,6 +107,7 @@ class LiveStep:
 
     def capture(self, size: int, body: Callable[[], Any], *, warmups: int = 1, part: str | None = None) -> Graph:
         """Warm up and capture ``body`` into this state's graph pool; one ``graph_captured`` event."""
+        self._boundary()
         measurement, device = self._measurement, self._measurement.device
         pool = self.pool()
         if self.state != _THROWAWAY_CAPTURE:
@@ -151,9 +159,15 @@ class LiveStep:
         self._measurement.workspaces[name] = size
 
     def progress(self, done: int, total: int, unit: str = "B") -> None:
-        """Show progress where there is a terminal; never an event."""
+        """Show progress where there is a terminal; in the journal, at most one note a second."""
+        self._boundary()
         if self._show is not None:
             self._show(self.state, done, total, unit)
+        now = time.monotonic()
+        if now - self._noted >= _NOTE_S:
+            # A state that takes less leaves none: nobody is there to see it.
+            self._noted = now
+            self.note(progress={"done": done, "total": total, "unit": unit})
 
 
 def terminal_progress() -> Callable[[str, int, int, str], None] | None:

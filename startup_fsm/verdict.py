@@ -117,7 +117,14 @@ class Verdict:
 
 def report(verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The whole answer: every run, and the one that matters: the last start that failed, else the last."""
-    failed = [at for at, verdict in enumerate(verdicts) if verdict.outcome not in ("ready", "running")]
+    last = {(verdict.source, verdict.run): at for at, verdict in enumerate(verdicts)}
+    # Of a run that went on in a new process its last attempt counts.
+    failed = [
+        at
+        for at, verdict in enumerate(verdicts)
+        if verdict.outcome not in ("ready", "running")
+        and (verdict.run is None or verdicts[last[verdict.source, verdict.run]].attempt <= verdict.attempt)
+    ]
     main = failed[-1] if failed else len(verdicts) - 1 if verdicts else None
     return {"schema": SCHEMA, "main": main, "runs": [verdict.as_json() for verdict in verdicts]}
 

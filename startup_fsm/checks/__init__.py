@@ -52,7 +52,7 @@ def judge(visit: Visit, run: RunState) -> list[Judged]:
     """All checks that look at this state, in order."""
     return [
         Judged(check, tuple(check.judge(visit, visit.before, visit.after, run)))
-        for check in CHECKS
+        for check in (*CHECKS, *(RANK_CHECKS if run.agreements else ()))
         if not check.states or visit.state in check.states
     ]
 
@@ -61,7 +61,12 @@ def _at(*states: str) -> frozenset[str]:
     return frozenset(states)
 
 
-#: Every check, in the order in which they are run.
+#: Ranks must start the same thing, each on a device of its own: judged when the first state begins, and at its end.
+ALIKE: Final = Check("ranks_alike", _at(), proofs.ranks_alike, "fail")
+#: Checks of a start that has met other ranks, after the others.
+RANK_CHECKS: Final[tuple[Check, ...]] = (ALIKE, Check("ranks_even", _at("size_kv"), sizes.ranks_even))
+
+#: Every check of one rank, in the order in which they are run.
 CHECKS: Final[tuple[Check, ...]] = (
     Check("enough_free", _at("init_device"), held.enough_free),
     Check("tenants", _at("init_device"), held.tenants),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from startup_fsm import ranks
 from startup_fsm.checks.readings import holders_of, shown_holders
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
@@ -137,3 +138,8 @@ def replay_equals_eager(visit: Visit, before: Snapshot | None, after: Snapshot |
             evidence=(seq,),
         )
     ]
+
+
+def ranks_alike(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """All ranks start the same thing, each on a device of its own."""
+    return ranks.judged_alike(run) if run.visits and visit is run.visits[0] else []

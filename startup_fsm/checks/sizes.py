@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from startup_fsm import budget
+from startup_fsm import budget, ranks
 from startup_fsm.checks.readings import graphs_actual, graphs_reserved, sequence_numbers, used_peak
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
@@ -167,3 +167,8 @@ def within_request(visit: Visit, before: Snapshot | None, after: Snapshot | None
             **common,
         )
     ]
+
+
+def ranks_even(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """The smallest rank does not leave too much of the others unused."""
+    return ranks.judged_even(run, visit.entered_seq)

@@ -113,6 +113,10 @@ class Device(Protocol):
         """``simulated`` or ``cuda``."""
 
     @property
+    def identity(self) -> str | None:
+        """What tells this device from all others of its host; None where it cannot be shared."""
+
+    @property
     def has_values(self) -> bool:
         """False when tensors are fakes and nothing can be compared."""
 

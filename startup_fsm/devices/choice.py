@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from typing import Final
 
 from startup_fsm.devices.base import Device
@@ -29,7 +30,7 @@ def choose(device: Device | str) -> Device:
     if device == "cuda" or (device == "auto" and has_torch and _sees_cuda()):
         from startup_fsm.devices.cuda import CudaDevice
 
-        return CudaDevice()
+        return CudaDevice(_index_of_rank())
     if not has_torch:
         from startup_fsm.devices.simulated import SimulatedDevice
 
@@ -37,6 +38,17 @@ def choose(device: Device | str) -> Device:
     from startup_fsm.devices.following import FollowingDevice
 
     return FollowingDevice(DEFAULT_TOTAL)
+
+
+def _index_of_rank() -> int | None:
+    """The device of this rank among those of its host; None for the one that is current."""
+    import torch
+
+    local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", ""))
+    # A launcher that shows each rank one device has chosen already; so has a program that set another than the first.
+    if not local.isdecimal() or int(local) >= torch.cuda.device_count() or torch.cuda.current_device() != 0:
+        return None
+    return int(local)
 
 
 def _sees_cuda() -> bool:

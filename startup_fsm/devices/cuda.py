@@ -84,6 +84,7 @@ class CudaDevice:
         self._failed: list[Any] = []
         properties = torch.cuda.get_device_properties(self.index)
         self._name = properties.name
+        self.identity: str | None = f"GPU-{properties.uuid}"
         self._is_integrated = bool(getattr(properties, "is_integrated", False))
         self.nvml = Nvml(str(properties.uuid)) if use_nvml else None
         if self.nvml is not None:

@@ -64,12 +64,16 @@ class SimulatedDevice:
         limit_bytes: What this process may reserve, or None.
         trace: Called with every entry of the allocator's history.
 
+    Attributes:
+        identity: What tells this device from others, for starts over several ranks; None where each has its own.
+
     Raises:
         RuntimeError: The context does not fit, in CUDA's words.
     """
 
     kind = "simulated"
     has_values = False
+    identity: str | None = None
 
     def __init__(
         self,

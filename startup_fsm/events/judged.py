@@ -115,13 +115,15 @@ class BudgetComputed(Event):
 @attrs.frozen(kw_only=True)
 class RanksAgreed(Event):
     """
-    What all ranks agreed on.
+    What all ranks agreed on; or that they did not.
 
     Attributes:
         topic: What it is about, such as ``blocks``.
-        agreed: The value that all ranks use.
-        offers: What each rank could have had, by its label.
+        agreed: The value that all ranks use; None where they came to none.
+        offers: What each rank could have had, by its label; left out where all said the same of something that must be.
         decided_by: Label of the rank whose offer it is; None where all were equal.
+        missing: Labels of the ranks that did not come in time.
+        waited_ns: How long this rank waited for the others, ns.
     """
 
     kind: ClassVar[str] = "ranks_agreed"
@@ -130,6 +132,8 @@ class RanksAgreed(Event):
     agreed: Any = None
     offers: Mapping[str, Any] = attrs.field(factory=dict)
     decided_by: str | None = None
+    missing: tuple[str, ...] = ()
+    waited_ns: int = 0
 
 
 @attrs.frozen(kw_only=True)

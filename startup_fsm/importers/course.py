@@ -59,6 +59,8 @@ TEXT: Final = 300
 #: Most events of one process, and of all processes of a start: what a log repeats for ever is not kept for ever.
 EVENTS: Final = 4_000
 ALL_EVENTS: Final = 40_000
+#: Longest wait that is believed, in seconds.
+_LONGEST_WAIT: Final = 1e9
 #: What each process may have when the start has too many.
 _FEW: Final = 24
 #: How many more of them may be of its course, which ends with what it failed of.
@@ -219,7 +221,9 @@ class Course:
     def sign(self, sign: Sign, said: Said) -> None:
         """Something that was chosen or noticed; told once, with how often it was."""
         count, inputs, first = self._signs.get(sign.name, (0, {}, said))
-        self._signs[sign.name] = (count + said.repeated, inputs | dict(sign.inputs), first)
+        # A number beyond 64 bits cannot be journaled, and nobody means it.
+        new = {name: value for name, value in sign.inputs.items() if type(value) is not int or abs(value) < 1 << 62}
+        self._signs[sign.name] = (count + said.repeated, inputs | new, first)
 
     def fails(self, failure: Failure) -> None:
         """It seems to fail: of the first thing, unless that was only an echo, or this is raised from it."""
@@ -256,7 +260,7 @@ class Course:
     def stalled(self, said: Said, seconds: float | None) -> None:
         """It waits, and nothing comes after that."""
         if self.state is not None and self._is_open:
-            waited = round((seconds or 0) * 1e9)
+            waited = round(max(0, min(seconds or 0, _LONGEST_WAIT)) * 1e9)
             self._add(StateStalled(state=self.state, visit=self._visits[self.state], deadline_ns=waited), said)
 
     def _end_by(self, failure: Failure) -> None:

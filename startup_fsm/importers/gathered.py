@@ -17,6 +17,9 @@ from startup_fsm.plan import observed
 #: Settings of one start.
 SETTINGS: Final = 200
 
+#: What no start takes, in seconds: half a century lies between clocks with a year and those without.
+_LONGEST: Final = 10 * 366 * 86_400
+
 #: Longest name of a process.
 _NAME: Final = 120
 
@@ -159,8 +162,8 @@ def _records(start: Gathered, course: Course, happened: list[Happened], run: str
     events += [(each.event, _sourced(each.origin, start.source), each.t) for each in happened]
     latest = 0
     for seq, (event, where, t) in enumerate(events):
-        if t is not None and base is not None:
-            # Clocks of one second, without a year, that may go back at its end.
+        if t is not None and base is not None and t - base < _LONGEST:
+            # Clocks of one second, without a year, that may go back at its end; those with one are another kind.
             latest = max(latest, round((t - base) * 1e9))
         yield Record(
             run=run,

@@ -6,13 +6,14 @@ Settings have the names that advice uses, so that an advice can be typed as it s
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from startup_fsm import launch
 from startup_fsm.reports.output import SCHEMA, emit_json, emit_pages
-from startup_fsm.reports.terminal import pairs
+from startup_fsm.reports.terminal import pairs, say
 from startup_fsm.reports.views import outcome_view
 from startup_fsm.verbs.arguments import SWITCH, AllowEager, Json, Retries
 from startup_fsm.verdict import EXIT_PEER, EXIT_READY, report
@@ -148,11 +149,13 @@ def run(  # noqa: PLR0913 - options of a command line, all by name
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         graph_estimate=launch.estimate_from(graph_estimate),
     )
-    outcome = launch.start(boot, engine)
-    if outcome.restart is not None:
+    if restart > 0:
         from startup_fsm.restart import again
 
-        again(boot, outcome.restart, most=restart)
+        boot.meetings.again = lambda reason: again(boot, reason, most=restart)
+    outcome = launch.start(boot, engine)
+    if outcome.restart is not None and boot.meetings.again is not None:
+        boot.meetings.again(outcome.restart)
     return _tell(outcome, None, json=json)
 
 
@@ -161,6 +164,8 @@ def _tell(outcome: launch.Outcome, tokens: list[list[int]] | None, *, json: bool
     verdict = outcome.verdict
     if json:
         emit_json(report([verdict]))
+    elif outcome.in_short is not None:
+        say("startup-fsm", outcome.in_short, sys.stderr)
     else:
         emit_pages([outcome_view(outcome.history, verdict, tokens, outcome.path)])
     if outcome.is_interrupted:

@@ -61,7 +61,7 @@ def _one(kind: Any, value: Any, draw: random.Random) -> str:
         return _of_set(value, draw)
     if kind in (kinds.MAX_REPEAT, kinds.MIN_REPEAT, kinds.POSSESSIVE_REPEAT):
         least, most, inner = value
-        most = min(most, least + (200 if draw.random() < 0.02 else 4))
+        most = min(most, least + (200 if draw.random() < 0.06 else 4))
         return "".join(_made(inner, draw) for _ in range(draw.randint(least, most)))
     if kind is kinds.SUBPATTERN:
         return _made(value[-1], draw)

@@ -42,10 +42,17 @@ def loaded(*arguments: str) -> set[str]:
     return set(modules)
 
 
-@pytest.mark.parametrize("verb", ["doctor", "time", "blame", "verify", "plan"])
+@pytest.mark.parametrize("verb", ["doctor", "time", "blame", "chain", "verify", "plan"])
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_verbs(journal: Path, verb: str, options: tuple[str, ...]):
     """A verb that reads a journal loads none of them, for a page or for JSON."""
+    assert loaded(verb, str(journal), *options) & FORBIDDEN == set()
+
+
+@pytest.mark.parametrize("arguments", [("watch",), ("trace", "--output", "-")])
+def test_views_over_time(journal: Path, arguments: tuple[str, ...]):
+    """Neither does one that follows a start, or draws it on a line of time."""
+    verb, *options = arguments
     assert loaded(verb, str(journal), *options) & FORBIDDEN == set()
 
 

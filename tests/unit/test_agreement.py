@@ -24,10 +24,12 @@ from startup_fsm.diagnose import diagnose
 from startup_fsm.engines.counting import CountingEngine
 from startup_fsm.errors import BudgetError, CheckFailed, PeerFailed
 from startup_fsm.journal import read_journal
+from startup_fsm.links import Links
 from startup_fsm.memory import GIB, MIB
 from startup_fsm.plan import observed, throwaway
 from startup_fsm.reading import read_starts
 from startup_fsm.sources import Source
+from startup_fsm.stores import tcp_store
 from startup_fsm.testing import MemoryStore, counting_start, over_ranks
 
 ROOT = Path(__file__).parents[2]
@@ -58,6 +60,34 @@ def closed(agreement, result, *, well=True):
     """A rank that is done."""
     agreement.close(well=well)
     return result
+
+
+class Torn:
+    """A client of a store, of which one call fails."""
+
+    def __init__(self, store, call):
+        self._store, self._call = store, call
+
+    def __getattr__(self, name):
+        if name == self._call:
+            raise ConnectionResetError("torn")
+        return getattr(self._store, name)
+
+
+def joined(connects, **options):
+    """The agreements of as many ranks as there are ways to a store."""
+    agreements = [None] * len(connects)
+
+    def join(rank):
+        options.setdefault("deadline_s", 30)
+        agreements[rank] = StoreAgreement(rank, len(connects), connects[rank], **options)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(len(connects))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return agreements
 
 
 class TestMeeting:
@@ -125,6 +155,28 @@ class TestMeeting:
             agreement.exchange("m", None)
         agreement.close(well=False)
 
+    def test_a_connection_that_is_lost_while_joining(self):
+        """It is made again, and the rank is counted once."""
+        store = MemoryStore()
+        clients = iter([Torn(store, "set"), store])
+        agreements = joined([lambda _: store, lambda _: next(clients)])
+
+        assert [each._visit for each in agreements] == [1, 1]
+        for agreement in agreements:
+            agreement.check()
+            agreement.close(well=True)
+
+    def test_a_store_that_is_replaced_while_joining(self):
+        """A rank that came to one which was about to go starts again in the next one."""
+        old, new = MemoryStore(), MemoryStore()
+        clients = iter([Torn(old, "check"), new])
+        agreements = joined([lambda _: new, lambda _: next(clients)])
+
+        assert [each._visit for each in agreements] == [1, 1]
+        for agreement in agreements:
+            agreement.check()
+            agreement.close(well=True)
+
     def test_ranks_at_different_meetings(self):
         """A program that is not the same on all ranks is told where each of them is."""
 
@@ -139,27 +191,13 @@ class TestMeeting:
         assert second in (first, "rank 0 failed: is at the meeting 'ready' where rank 1 is at 'blocks'")
 
     def test_a_store_that_is_lost(self):
-        """Whoever waits there ends, and says that it was lost."""
-
-        class Losing(MemoryStore):
-            def check(self, keys):
-                if any("/2/" in key for key in keys):
-                    raise ConnectionResetError("reset by peer")
-                return super().check(keys)
-
-        store = Losing()
-        agreements = [None, None]
-
-        def join(rank):
-            agreements[rank] = StoreAgreement(rank, 2, lambda _: store, where="the store", deadline_s=30)
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        with pytest.raises(PeerFailed, match="the store was lost: reset by peer") as caught:
+        """Whoever waits there ends, and says that it was lost; the others hear it."""
+        store = MemoryStore()
+        agreements = joined([lambda _: store] * 2)
+        agreements[0]._store = Torn(store, "check")
+        with pytest.raises(PeerFailed, match="the store was lost: torn") as caught:
             agreements[0].exchange("m", None)
+
         assert caught.value.rank == -1
         assert agreements[1].links.wait(10)
         with pytest.raises(PeerFailed, match="the store was lost"):
@@ -314,32 +352,45 @@ class TestDeath:
 
         assert over_ranks(3, start) == [{0: 0, 1: 1, 2: 2}] * 3
 
-    def test_a_rank_that_cannot_be_reached_is_no_dead_one(self):
+    def test_a_rank_that_cannot_be_reached_is_no_dead_one(self, monkeypatch):
         """Behind a firewall it is only unwatched, and that is known."""
+        walled = {"hosts": ["127.0.0.1"], "port": 1, "boot": "another", "key": ""}
+        monkeypatch.setattr(Links, "address", lambda *_: walled)
         store = MemoryStore()
+        agreements = joined([lambda _: store] * 2, boot="mine")
 
-        class Walled(StoreAgreement):
-            def _join(self, connect, address, boot):
-                super()._join(connect, {**address, "hosts": ["127.0.0.1"], "port": 1, "boot": "another"}, boot)
-
-        agreements = [None, None]
-
-        def join(rank):
-            agreements[rank] = Walled(rank, 2, lambda _: store, boot="mine", deadline_s=30)
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
         assert [each.unreached for each in agreements] == [(1,), ()]
         agreements[0].check()
         for agreement in agreements:
             agreement.close(well=True)
 
+    def test_a_rank_of_this_host_that_refuses_is_dead(self, monkeypatch):
+        """It had been there to say where it listens, and is there no more."""
+        walled = {"hosts": [], "port": 1, "boot": "mine", "key": ""}
+        monkeypatch.setattr(Links, "address", lambda *_: walled)
+        store = MemoryStore()
+        agreements = joined([lambda _: store] * 2, boot="mine")
+
+        assert agreements[0].links.wait(10)
+        assert agreements[0].links.failure.rank == 1
+        for agreement in agreements:
+            agreement.close(well=False)
+
 
 class TestTorchStore:
     """The transport as it is used: torch's own store."""
+
+    def test_somebody_else_lives_there(self):
+        """A service that answers at that address and says nothing is no store: the deadline holds all the same."""
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            connect, keeps = tcp_store("127.0.0.1", silent.getsockname()[1], keeps=True)
+            began = time.monotonic()
+            agreement = StoreAgreement(0, 2, connect, where="the store", deadline_s=1.5)
+            assert time.monotonic() - began < 30
+            with pytest.raises(PeerFailed, match=r"the store could not be reached within 1\.5 s"):
+                agreement.check()
+            assert not keeps()
+            agreement.close(well=False)
 
     def test_one_of_the_ranks_keeps_it(self, tmp_path):
         """Rank 0 makes the store, the others find it, and it stays until all have read the last result."""
@@ -539,6 +590,35 @@ class TestStart:
         verdict = diagnose(start.sources)
         assert (verdict.outcome, verdict.failed_state, verdict.failed_rank) == ("error", "load_weights", "rank 2")
         assert [each.finding.code for each in verdict.findings] == ["state.raised", "ranks.peer_failed"]
+
+    def test_what_a_collective_raises_that_lost_its_other_side(self, tmp_path):
+        """The exception stays what it is, the state is one that failed by a peer, and nobody is told otherwise."""
+
+        class Waiting(CountingEngine):
+            agreement = None
+
+            def load_weights(self, step):
+                if self.agreement.rank == 1:
+                    raise KeyError("no shard")
+                self.agreement.links.wait(10)
+                raise RuntimeError("connection closed by peer")
+
+        def start(agreement):
+            boot = Bootstrap(device=SimulatedDevice(GIB), journal=tmp_path, agreement=agreement, discover=False)
+            engine = Waiting(device=boot.device)
+            engine.agreement = agreement
+            try:
+                boot.run(engine)
+            except (KeyError, RuntimeError) as error:
+                return (
+                    type(error),
+                    boot.history.current.failed.category,
+                    [each.peer for _, each in boot.history.peer_failures],
+                )
+
+        waiting, failed, other = over_ranks(3, start)
+        assert failed == (KeyError, "raised", [])
+        assert waiting == other == (RuntimeError, "peer", ["rank 1"])
 
     def test_the_others_alone_name_it(self, tmp_path):
         """Without the journal of the rank that failed, those of the others tell of it."""

@@ -9,6 +9,7 @@ import time
 import orjson
 import pytest
 
+from startup_fsm.codec import CODEC
 from startup_fsm.fold import fold
 from startup_fsm.importers import assembly
 from startup_fsm.importers.course import ALL_EVENTS
@@ -158,6 +159,38 @@ def test_empty_lines_in_json():
     start = only(*[text] * 20)
     assert time.process_time() - began < 1
     assert start.processes[0].records[-1].event.value == 1 << 30
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "No available shared memory broadcast block found in 999999999999999 seconds",
+        "No available shared memory broadcast block found in -999999999999999 seconds",
+        "Applying persisted startup plan /x: kv_cache_memory_bytes=99999999999999999999",
+        "Sleep mode freed 999999999999999 GiB memory, 999999999999999 GiB memory is still in use.",
+    ],
+)
+def test_numbers_beyond_64_bits(text):
+    """Every event can be journaled and read again, whatever number a log holds."""
+    start = only(worker("EngineCore", "Starting to load model x"), worker("EngineCore", text))
+    records = [record for each in start.processes for record in each.records]
+    assert len(records) > 2
+    assert [CODEC.decode(CODEC.encode(record)).event for record in records[1:]] == [each.event for each in records[1:]]
+
+
+def test_clocks_of_two_kinds():
+    """A line of a logger that prints the year does not move the clock of one that does not by half a century."""
+    later = "2727-01-02 03:04:06,123 - INFO - run.py:7 - Starting to load model x"
+    start = only(
+        worker("EngineCore", "Starting to load model x"),
+        later.replace("2727", "2026"),
+        later,
+        worker("EngineCore", KV.format(1), head=CLOCK.replace(":05", ":15")),
+    )
+    assert {each.name: [record.t for record in each.records] for each in start.processes} == {
+        "EngineCore": [0, 0, 10_000_000_000, 10_000_000_000, 10_000_000_000],
+        "unnamed": [0, 0],
+    }
 
 
 ABSURD_SHARE = """vllm serve m --gpu-memory-utilization 9G

@@ -203,14 +203,14 @@ class TestFindings:
         assert ranks.unseen([Source(run=run)]) == ["the journal of rank 1, rank 2"]
         assert ranks.unseen([Source(run=history(RunStarted()))]) == []
 
-    def test_an_echo(self):
+    def test_what_is_no_cause(self):
         """What a rank says of the failure of another is an echo where that one's journal was read too."""
         from startup_fsm.findings import Finding
 
         said = Finding(code="ranks.peer_failed", severity="error", message="rank 2 failed in verify: x")
 
-        assert ranks.is_echo(said, ["rank 0", "rank 2"])
-        assert not ranks.is_echo(said, ["rank 0", "rank 20"])
+        assert ranks.comes_last(said, ["rank 0", "rank 2"])
+        assert not ranks.comes_last(said, ["rank 0", "rank 20"])
 
     def test_damaged_agreements_are_no_finding(self):
         """Whatever stands in a journal, judging it raises nothing."""
