@@ -140,7 +140,7 @@ class Assembly:
         _met(course, said.speaker)
         course.heard(row.name)
         start.rows.add(row.name)
-        start.last = said
+        start.hears(said)
         return bool(facts)
 
     def _fact(self, fact: Fact, start: Gathered, course: Course, said: Said) -> tuple[Gathered, Course]:
@@ -202,7 +202,7 @@ class Assembly:
         _met(course, speaker)
         if start.source == UNKNOWN and death.category == "oom":
             start.source = self._fallback.source
-        start.last = said
+        start.hears(said)
         if start.closing is not None and not (_ends_serving(death) or course.has(FATAL)):
             # An error of one request is no failure of the start.
             return

@@ -45,6 +45,7 @@ class Gathered:
         closing: The line that says that it is ready.
         stalls: The last ones, as long as nothing comes after them.
         rows: What any of its processes said.
+        clock: Seconds, of the first message that has a time: what was typed to start it has none.
     """
 
     first: Said
@@ -61,6 +62,13 @@ class Gathered:
     stalls: list[tuple[Said, float | None]] = attrs.field(factory=list)
     last: Said | None = None
     rows: set[str] = attrs.field(factory=set)
+    clock: float | None = None
+
+    def hears(self, said: Said) -> None:
+        """One more message of it."""
+        self.last = said
+        if self.clock is None:
+            self.clock = said.t
 
     @property
     def is_over(self) -> bool:
@@ -157,7 +165,7 @@ def _records(start: Gathered, course: Course, happened: list[Happened], run: str
         source=start.source,
         label=course.label,
     )
-    base = start.first.t
+    base = start.clock
     events: list[tuple[Event, Origin, float | None]] = [(started, origin, base)]
     events += [(each.event, _sourced(each.origin, start.source), each.t) for each in happened]
     latest = 0

@@ -163,6 +163,11 @@ class TestCourse:
         assert [record.t for record in found][-1] == 3_000_000_000
         assert all(before.t <= after.t for before, after in itertools.pairwise(found))
 
+    def test_times_behind_a_pasted_command(self):
+        """What was typed has no clock: the first line that has one is where the start begins."""
+        found = records(vllm("$ vllm serve a/model --port 8000", BANNER, V2, LOADED, AVAILABLE))
+        assert [record.t for record in found][-1] == 3_000_000_000
+
     def test_year_that_ends(self):
         """A start over New Year does not run backwards."""
         lines = ["(EngineCore pid=300) INFO 12-31 23:59:50 [w.py:1] Using V2 Model Runner"]
