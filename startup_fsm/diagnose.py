@@ -128,10 +128,11 @@ def _ranked(sources: Sequence[Source], outcomes: Sequence[Outcome]) -> list[Rank
             if (finding.code, finding.state) in seen or ranks.said_already(finding, told):
                 continue
             seen.add((finding.code, finding.state))
-            key = (ranks.comes_last(finding, labels), *_rank(finding, source.run))
-            found.append((key, _evident(finding, label, source)))
+            note, *rest = _rank(finding, source.run)
+            found.append(((note, ranks.comes_last(finding, labels), *rest), _evident(finding, label, source)))
     for at, finding in straggler_findings(sources):
-        found.append(((False, *_rank(finding, sources[at].run)), _evident(finding, sources[at].label, sources[at])))
+        note, *rest = _rank(finding, sources[at].run)
+        found.append(((note, False, *rest), _evident(finding, sources[at].label, sources[at])))
     return [ranked for _, ranked in sorted(found, key=lambda pair: pair[0])]
 
 

@@ -206,8 +206,7 @@ class Links:
                 for key, _ in self._selector.select(self._patience()):
                     self._serve(key.fileobj, key.data)
                 self._settle()
-            except (OSError, ValueError):
-                # One connection's trouble must not end the watch over the others.
+            except Exception:  # noqa: BLE001 - one connection's trouble must not end the watch over the others
                 time.sleep(_SETTLING_S)
 
     def _patience(self) -> float | None:

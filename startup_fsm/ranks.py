@@ -265,7 +265,7 @@ def by_peer(run: RunState) -> bool:
 
 
 def comes_last(finding: Finding, labels: Sequence[str]) -> bool:
-    """Whether a finding is no cause: what another journal of the same start tells better, or what is only a waste."""
+    """Whether a finding is no cause: what another journal of the same start tells better, or what is but a waste."""
     is_echo = finding.code == "ranks.peer_failed" and any(f"{each} failed" in finding.message for each in labels)
     return is_echo or finding.code == "ranks.uneven"
 

@@ -116,9 +116,12 @@ class Verdict:
 
 
 def report(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """The whole answer: every run, and the one that matters: the last start that failed, else the last."""
+    """
+    The whole answer: every run, and the one that matters: the last start that failed, else the last.
+
+    Of a run that went on in a new process only its last attempt counts.
+    """
     last = {(verdict.source, verdict.run): at for at, verdict in enumerate(verdicts)}
-    # Of a run that went on in a new process its last attempt counts.
     failed = [
         at
         for at, verdict in enumerate(verdicts)

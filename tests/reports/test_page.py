@@ -458,7 +458,7 @@ def test_verb_without_a_journal(tmp_path: Path):
 
 
 def test_the_start_that_matters(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Of several attempts the last that failed is shown unless one is asked for; the others are named."""
+    """Of the attempts of one run the last is shown unless another is asked for; the others are named."""
     run = tmp_path / "run"
     run.mkdir()
     for attempt, name in enumerate(("oom_in_capture", "ready"), 1):
@@ -467,13 +467,13 @@ def test_the_start_that_matters(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (run / f"rank-00000.{attempt}.jsonl").write_bytes(b"".join(renamed))
     assert main(["report", str(run), "--json"]) == 0
     data = orjson.loads(capsys.readouterr().out)
-    assert main(["report", str(run), "--json", "--start", "2"]) == 0
-    second = orjson.loads(capsys.readouterr().out)
+    assert main(["report", str(run), "--json", "--start", "1"]) == 0
+    first = orjson.loads(capsys.readouterr().out)
 
     assert [each["line"] for each in data["starts"]] == ["Out of memory in capture_graphs", "Ready"]
-    assert data["verdict"]["outcome"] == "oom"
-    assert second["verdict"]["outcome"] == "ready"
-    assert [each["shown"] for each in second["starts"]] == [False, True]
+    assert data["verdict"]["outcome"] == "ready"
+    assert first["verdict"]["outcome"] == "oom"
+    assert [each["shown"] for each in first["starts"]] == [True, False]
 
 
 def test_same_verdict(failed: dict[str, Any]):
