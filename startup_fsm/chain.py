@@ -302,7 +302,7 @@ def _stragglers(start: Processes) -> list[Straggler]:
         found += [
             _straggler(start, stay, own, middle)
             for stay, own in zip(stays, took, strict=True)
-            if own - middle > _tolerance(middle)
+            if own - middle > _tolerance(middle) + (start.error_ns or 0)
         ]
     return sorted(found, key=lambda each: -each.over_ns)
 
@@ -332,9 +332,13 @@ def _unseen(start: Processes) -> Iterator[str]:
         yield "how the clocks of the processes relate: the chain is that of the longest alone, and no meeting is shown"
     if start.clock in ("wall", "log") and start.has_time:
         yield "whether a rank that came early could have gone on: in states that ranks do together it counts as waiting"
-    hosts = {source.run.started.host for source in start.sources if source.run.started is not None}
-    if start.clock == "wall" and len(hosts - {None}) > 1:
-        yield f"how far the clocks of {len(hosts - {None})} hosts are apart: they are taken as they are"
+    hosts = {source.run.started.host for source in start.sources if source.run.started is not None} - {None}
+    if start.clock == "wall" and len(hosts) > 1:
+        if start.error_ns is None:
+            yield f"how far the clocks of {len(hosts)} hosts are apart: they are taken as they are"
+        else:
+            by = f"{start.error_ns / 1e6:.0f} ms"
+            yield f"what lies within {by}: the clocks of {len(hosts)} hosts are laid over each other by their meetings"
     if start.clock == "wall":
         yield from _skewed(start)
 

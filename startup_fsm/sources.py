@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import attrs
 
-from startup_fsm.events import Origin
+from startup_fsm.events import Origin, RanksAgreed, Record
 from startup_fsm.fold import RunState
 
 #: Engines that size their KV cache themselves, by figures of their own, while a plugin writes the journal.
@@ -25,6 +26,7 @@ class Source:
         is_alive: Whether a process still holds the journal open for writing.
         stacks: The stack that faulthandler left beside it, outermost line first; empty where it left none.
         origins: By seq, where imported events were read; empty for journals of our own.
+        meetings: Journal time of each meeting with other ranks, ns; see :func:`meetings_of`.
     """
 
     run: RunState
@@ -32,6 +34,7 @@ class Source:
     is_alive: bool = False
     stacks: tuple[str, ...] = ()
     origins: Mapping[int, Origin] = attrs.field(factory=dict)
+    meetings: Mapping[tuple[str, int], int] = attrs.field(factory=dict)
 
     @property
     def label(self) -> str:
@@ -47,3 +50,15 @@ class Source:
         if started is None:
             return False
         return started.source != "journal" or (started.engine in _WATCHED and plan is not None and plan.is_free)
+
+
+def meetings_of(records: Iterable[Record]) -> dict[tuple[str, int], int]:
+    """Journal time of each meeting that a rank waited in, ns, by its topic and which of that topic it was."""
+    found: dict[tuple[str, int], int] = {}
+    seen: Counter[str] = Counter()
+    for record in records:
+        # What was written down beside another meeting did not wait.
+        if isinstance(record.event, RanksAgreed) and record.event.waited_ns and record.t is not None:
+            found[record.event.topic, seen[record.event.topic]] = record.t
+            seen[record.event.topic] += 1
+    return found

@@ -9,7 +9,7 @@ import attrs
 
 from startup_fsm.fold import RunState, fold
 from startup_fsm.journal import Journal, Problem
-from startup_fsm.sources import Source
+from startup_fsm.sources import Source, meetings_of
 
 #: What starts that come out of a text log are grouped as; each then has the importer that read it.
 TEXT_LOG: Final = "log"
@@ -41,7 +41,14 @@ class Process:
         """As the diagnosis takes it."""
         problems = tuple((each.kind, each.message, each.seq) for each in self.journal.problems)
         origins = {each.seq: each.origin for each in self.journal.records if each.origin is not None}
-        return Source(run=self.history, problems=problems, is_alive=self.is_alive, stacks=self.stacks, origins=origins)
+        return Source(
+            run=self.history,
+            problems=problems,
+            is_alive=self.is_alive,
+            stacks=self.stacks,
+            origins=origins,
+            meetings=meetings_of(self.journal.records),
+        )
 
 
 @attrs.frozen(kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import attrs
 
 from startup_fsm import events
+from startup_fsm.clocks import beginnings
 from startup_fsm.diagnose import outcome
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import accounts
@@ -99,15 +100,14 @@ _UNSEEN: Final = (
 
 def _ranks(starts: Sequence[Start]) -> tuple[list[_Rank], int | None]:
     """All processes with their clocks on one line, and the wall clock of its beginning, ns since the epoch."""
-    walls = [_wall(process) for start in starts for process in start.processes]
-    base = min((wall for wall in walls if wall is not None), default=None)
+    began = [[each.wall_ns for each in beginnings(start.sources)] for start in starts]
+    base = min((wall for walls in began for wall in walls if wall is not None), default=None)
     ranks: list[_Rank] = []
     behind = 0
-    for start in starts:
-        known = [wall for process in start.processes if (wall := _wall(process)) is not None]
+    for start, walls in zip(starts, began, strict=True):
+        known = [wall for wall in walls if wall is not None]
         ends = [behind]
-        for process in start.processes:
-            wall = _wall(process)
+        for process, wall in zip(start.processes, walls, strict=True):
             offset = behind if not known else (min(known) if wall is None else wall) - (base or 0)
             times = {record.seq: record.t for record in process.journal.records}
             ranks.append(_Rank(number=len(ranks) + 1, start=start, process=process, offset=offset, times=times))
@@ -115,11 +115,6 @@ def _ranks(starts: Sequence[Start]) -> tuple[list[_Rank], int | None]:
         if not known:
             behind = max(ends)
     return ranks, base
-
-
-def _wall(process: Process) -> int | None:
-    started = process.history.started
-    return None if started is None else started.wall_ns
 
 
 def _names(ranks: Sequence[_Rank], *, several: bool) -> Iterator[TraceEvent]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from startup_fsm.clocks import beginnings
 from startup_fsm.reports.page.budget_table import FORMULA
 from startup_fsm.reports.page.event_rows import text_of
 from startup_fsm.reports.page.frames import KINDS, OWN, kind_of
@@ -247,7 +248,7 @@ def _aligned(kept: Sequence[Process], ranks: list[dict[str, Any]]) -> dict[str, 
     """Offsets between the clocks of processes, where all tell their wall clock; and of how many hosts."""
     if all(each.as_source().is_imported for each in kept):
         return {"is_aligned": True, "hosts": 0}
-    began = [None if each.history.started is None else each.history.started.wall_ns for each in kept]
+    began = [each.wall_ns for each in beginnings([each.as_source() for each in kept])]
     known = [each for each in began if each is not None]
     if len(known) < len(began) or max(known) - min(known) > 86_400_000_000_000:
         return {"is_aligned": False, "hosts": 0}
