@@ -115,7 +115,6 @@ def needed(boot: Bootstrap, model: Any, blocks: int) -> Need:
     """What a manager with so many blocks needs; it is made, run, and taken down again."""
     with boot.state("bootstrap_kv") as step:
         step.note(blocks=blocks)
-        boot.device.reset_peaks()
         with step.pool():
             manager = make_manager(model, blocks)
     with boot.state("capture_throwaway"):
@@ -127,12 +126,12 @@ def needed(boot: Bootstrap, model: Any, blocks: int) -> Need:
         del manager
         gc.collect()
         step.probe("cache", {"gone": cache() is None})
-    # That its memory is gone too, the edge has proven: else it had raised.
-    alive, gone = boot.history.last("capture_throwaway").after, boot.history.last("teardown").after
-    outside = max(0, alive.outside_bytes - gone.outside_bytes)
+    # That its memory is gone too, the edge has proven: else it had raised. Peaks begin anew with each state.
+    made, ran, gone = (boot.history.last(name).after for name in ("bootstrap_kv", "capture_throwaway", "teardown"))
+    outside = max(0, ran.outside_bytes - gone.outside_bytes)
     return Need(
-        live=alive.allocated_peak_bytes - gone.allocated_bytes + outside,
-        held=alive.reserved_peak_bytes - gone.reserved_bytes + outside,
+        live=max(made.allocated_peak_bytes, ran.allocated_peak_bytes) - gone.allocated_bytes + outside,
+        held=max(made.reserved_peak_bytes, ran.reserved_peak_bytes) - gone.reserved_bytes + outside,
     )
 
 
@@ -198,8 +197,9 @@ def start(boot: Bootstrap, serving: ExitStack) -> Any:
     model.set_attn_implementation(ATTENTION)
 
     each, fixed = line(boot, model)
-    boot.knobs = attrs.evolve(boot.knobs, graph_estimate=max(0, fixed - headroom(boot.history)))
-    budget = boot.kv_budget(each, longest=LongestRequest(LONGEST, PAGE))
+    # Its graphs are in the line as well: nothing is charged for them apart.
+    manager = {"manager": max(0, fixed - headroom(boot.history))}
+    budget = boot.kv_budget(each, longest=LongestRequest(LONGEST, PAGE), graphs=False, reserve=manager)
     with boot.state("allocate_kv") as step, step.pool():
         manager = make_manager(model, budget.blocks)
     with boot.state("capture_graphs") as step:

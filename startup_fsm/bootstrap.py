@@ -44,6 +44,7 @@ from startup_fsm.machine import refused
 from startup_fsm.meetings import Meetings
 from startup_fsm.plan import Edge, Plan, throwaway
 from startup_fsm.recorder import Recorder
+from startup_fsm.sizing import Wanted, size_kv
 from startup_fsm.states import FAILED, READY
 from startup_fsm.step import terminal_progress
 from startup_fsm.structured_log import Mirror
@@ -224,6 +225,7 @@ class Bootstrap:
         *,
         longest: LongestRequest | None = None,
         graphs: bool = True,
+        reserve: Mapping[str, int] | None = None,
     ) -> BudgetComputed:
         """
         Size the KV cache; enters ``size_kv`` by itself where it is not open.
@@ -232,27 +234,32 @@ class Bootstrap:
             block_bytes: Bytes of one KV block over all layers.
             longest: The longest request that must fit; None to ask for one block.
             graphs: Whether graphs are still to be captured.
+            reserve: Bytes that the engine will take after this beside graphs and its largest step, by names of its
+                own, such as buffers that it makes with the cache; each is a term of the budget.
 
         Raises:
             BudgetError: Nothing fits; it says how many bytes are missing.
+            ValueError: A block of no bytes, or a reserve that cannot be.
         """
         if self.course.open is not None and self.course.open.step.state == "size_kv":
-            return self._sized(block_bytes, longest, graphs=graphs)
+            return self._sized(block_bytes, longest, reserve or {}, graphs=graphs)
         with self.state("size_kv"):
-            return self._sized(block_bytes, longest, graphs=graphs)
+            return self._sized(block_bytes, longest, reserve or {}, graphs=graphs)
 
-    def _sized(self, block_bytes: int, longest: LongestRequest | None, *, graphs: bool) -> BudgetComputed:
+    def _sized(
+        self, block_bytes: int, longest: LongestRequest | None, reserve: Mapping[str, int], *, graphs: bool
+    ) -> BudgetComputed:
         state, visit = self._where()
         if longest is not None:
             note = {"longest_tokens": longest.tokens, "block_tokens": longest.block_tokens}
             self.recorder.record(NoteAdded(state=state, visit=visit, note=note))
-        now = self.measurement.snapshot(state, visit, "sizing")
-        reserve = self.measurement.graphs_to_reserve(self.knobs, state) if graphs else (0, "no graphs are captured")
-        if self.measurement.profile_peak is None:
-            reason = "no activations were profiled: nothing is kept free for the largest step"
-            self.recorder.record(DecisionMade(decision="no_headroom", reason=reason, state=state))
-        inputs = self.measurement.inputs(self.knobs, now, block_bytes, longest.blocks if longest else None, reserve)
-        computed = self.measurement.sized(inputs)
+        wanted = Wanted(
+            block_bytes=block_bytes,
+            needed_blocks=longest.blocks if longest else None,
+            graphs=graphs,
+            reserve=reserve,
+        )
+        computed = size_kv(self.measurement, self.knobs, wanted, state, visit)
         try:
             # The smallest rank decides; what this one could have had is among the offers.
             computed = self.meetings.sized(computed)

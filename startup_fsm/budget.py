@@ -1,17 +1,19 @@
 """
 How many bytes the KV cache may take. Pure arithmetic; every term is counted once and recorded.
 
-    kv       = min(free, requested - used by us) - graphs - headroom - margin - shortfall + already mapped
+    kv       = min(free, requested - used by us) - graphs - headroom - margin - shortfall - reserve + already mapped
     headroom = max(0, reserved peak of the largest eager step - reserved after it, settled)
     margin   = max(64 MiB, 0.1% of total, 2 x drift, late return), of the last two at most 1 GiB
 
 ``free`` is the smaller of the settled reading after teardown and the reading now. ``graphs`` is what comes back when
 graphs are dropped, not what goes away when they are captured: the one-time part stays and is in *used by us* already.
+``reserve`` is what the engine says it will take beside all that, a term for each name.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Final, Literal, get_args
 
 import attrs
@@ -24,6 +26,11 @@ from startup_fsm.memory import MIB, format_bytes
 
 #: Smallest margin in bytes: the driver moves in 2 MiB pages and one reading may be off by a few of them.
 LEAST_MARGIN: Final = 64 * MIB
+#: Where a term comes from that the engine named itself.
+OF_ENGINE: Final = "engine"
+_TERMS: Final = frozenset(
+    {"requested", "used_by_us", "not_free", "graphs", "headroom", "margin", "shortfall", "already_mapped"}
+)
 #: Most that a reading which moved by itself adds to the margin, in bytes.
 MOST_DRIFT: Final = 1024 * MIB
 
@@ -119,6 +126,7 @@ class Inputs:
         graphs: Reserved for graphs still to be captured.
         headroom, margin: As the formulas above.
         shortfall: What an earlier try of this start turned out to lack.
+        reserve: What the engine will take after sizing, by names of its own.
         mapped: KV bytes that are mapped already and counted in ``used_by_us``.
         block_bytes: One KV block over all layers.
         needed_blocks: Blocks of one longest request; None where nobody said.
@@ -137,6 +145,7 @@ class Inputs:
     margin: int
     block_bytes: int
     shortfall: int = 0
+    reserve: Mapping[str, int] = attrs.field(factory=dict)
     mapped: int = 0
     needed_blocks: int | None = None
     pinned: int | None = None
@@ -160,11 +169,16 @@ def compute(inputs: Inputs) -> BudgetComputed:
     Size the KV cache. Where it does not fit nothing is raised: ``missing_bytes`` says by how much.
 
     Raises:
-        ValueError: A block of no bytes.
+        ValueError: A block of no bytes; a reserve of less than none, or by a name that a term of ours has.
     """
     if inputs.block_bytes <= 0:
         msg = f"block_bytes: a KV block of {inputs.block_bytes} bytes; it must have at least one"
         raise ValueError(msg)
+    for name, size in inputs.reserve.items():
+        if name in _TERMS:
+            raise ValueError(f"reserve: {name!r} is a term of the budget already\nhint: choose another name")
+        if type(size) is not int or size < 0:
+            raise ValueError(f"reserve: {name!r} is {size!r}, and must be a whole number of bytes, at least 0")
     free = min(inputs.free_settled, inputs.free_now)
     by_request = inputs.requested - inputs.used_by_us
     source = inputs.sources.get
@@ -177,6 +191,7 @@ def compute(inputs: Inputs) -> BudgetComputed:
         BudgetTerm(term="headroom", bytes=-inputs.headroom, source=source("headroom", "profile")),
         BudgetTerm(term="margin", bytes=-inputs.margin, source=source("margin", "rule")),
         BudgetTerm(term="shortfall", bytes=-inputs.shortfall, source=source("shortfall", "earlier try")),
+        *(BudgetTerm(term=name, bytes=-size, source=OF_ENGINE) for name, size in inputs.reserve.items()),
         BudgetTerm(term="already_mapped", bytes=inputs.mapped, source=source("mapped", "arena")),
     ]
     terms = [term for term in terms if term.bytes or term.term in ("requested", "used_by_us", "graphs")]
@@ -210,6 +225,11 @@ def adds_up(budget: BudgetComputed) -> int:
 def term(budget: BudgetComputed, name: str) -> int:
     """One term of a budget in bytes, signed as it was counted; 0 when it has none of that name."""
     return next((each.bytes for each in budget.terms if each.term == name), 0)
+
+
+def reserved_by_engine(budget: BudgetComputed) -> int:
+    """Bytes that were taken off because the engine said so by itself."""
+    return -sum(each.bytes for each in budget.terms if each.source == OF_ENGINE)
 
 
 def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float] | None:

@@ -6,7 +6,7 @@ Nothing is decided here that the plan does not declare; every choice between edg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from startup_fsm.budget import Knobs
@@ -47,7 +47,12 @@ class Start(Protocol):
     def lessons(self) -> Lessons: ...
 
     def kv_budget(
-        self, block_bytes: int, *, longest: LongestRequest | None = None, graphs: bool = True
+        self,
+        block_bytes: int,
+        *,
+        longest: LongestRequest | None = None,
+        graphs: bool = True,
+        reserve: Mapping[str, int] | None = None,
     ) -> BudgetComputed: ...
 
     def recovery(self, error: BaseException) -> Edge | None: ...
@@ -75,6 +80,7 @@ class _Drive:
         self._budget: BudgetComputed | None = None
         self._measurement.sizes = tuple(sorted({int(size) for size in engine.capture_sizes()}, reverse=True))
         self._measurement.method = boot.knobs.graph_method
+        self._measurement.sample = boot.knobs.sample
         self._bodies: dict[str, Callable[[LiveStep], None]] = {
             "init_device": self._init_device,
             "load_weights": self._load_weights,
@@ -219,14 +225,14 @@ class _Drive:
         self._engine.release_graphs()
         pools = self._measurement.pools
         purpose = next((name for name in ("throwaway_graphs", "graphs") if name in pools), None)
-        if purpose is None:
-            step.skip("repair", "no graph pool is open")
-            return
-        repair = self._boot.device.repair(pools[purpose])
-        self._measurement.gone(purpose, step.state, step.visit)
+        # An engine that captures by itself has the graphs in pools of its own: no less has to be proven then.
+        repair = self._boot.device.repair(None if purpose is None else pools[purpose])
+        if purpose is not None:
+            self._measurement.gone(purpose, step.state, step.visit)
         step.probe("repair", {"proven": repair.proven, **repair.evidence}, pool=purpose)
         if not repair.proven:
-            text = f"the allocator could not be repaired after a failed capture into the pool {purpose}"
+            into = "a pool of the engine's own" if purpose is None else f"the pool {purpose}"
+            text = f"the allocator could not be repaired after a failed capture into {into}"
             raise RestartRequired(text, hint="start a new process")
 
     def _tear_down(self, step: LiveStep) -> None:
@@ -242,7 +248,13 @@ class _Drive:
         graphs = bool(self._sizes) and not self._without_graphs and self._boot.plan.state("capture_graphs") is not None
         if self._without_graphs:
             step.decide("without_graphs", "the graphs could not be captured and allow_eager is set")
-        self._budget = self._boot.kv_budget(self._engine.kv_block_bytes(), longest=self._longest(), graphs=graphs)
+        reserve = getattr(self._engine, "reserve_bytes", None)
+        self._budget = self._boot.kv_budget(
+            self._engine.kv_block_bytes(),
+            longest=self._longest(),
+            graphs=graphs,
+            reserve=None if reserve is None else reserve(),
+        )
 
     def _allocate_kv(self, step: LiveStep) -> None:
         self._engine.allocate_kv(step, self._sized().blocks)

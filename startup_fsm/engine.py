@@ -132,7 +132,8 @@ class Engine(Protocol):
 
     Beyond these methods the following are used where they exist: ``name`` and ``version`` (text), ``knobs()``
     (settings for the journal), ``longest_request() -> LongestRequest``, ``profiling_blocks() -> int`` (KV blocks that
-    capture needs; default: two for each row of the largest size), ``warmup(step)``, ``commit_kv(step, blocks)``
+    capture needs; default: two for each row of the largest size), ``reserve_bytes() -> Mapping[str, int]`` (what it
+    will take after sizing beside graphs and its largest step, by name), ``warmup(step)``, ``commit_kv(step, blocks)``
     (after the arena grew), ``weights_digest() -> str``, ``kv_addresses() -> Sequence[int]``.
     """
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 import importlib
+import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import attrs
 
 from startup_fsm.bootstrap import Bootstrap
 from startup_fsm.budget import Knobs
+from startup_fsm.devices.base import Device
+from startup_fsm.devices.choice import choose
 from startup_fsm.diagnose import diagnose
 from startup_fsm.engine import Engine
 from startup_fsm.errors import EngineImportError, PeerFailed, RestartRequired, StartupError
@@ -101,9 +104,11 @@ def _in_short(boot: Bootstrap, verdict: Verdict) -> str | None:
     return where if not peers else f"{where}: {peers[0][1].peer} failed in {peers[0][1].state or 'no state'}"
 
 
-def made(target: str) -> tuple[Engine, dict[str, Any]]:
+def made(target: str, device: str | None = None) -> tuple[Engine, dict[str, Any]]:
     """
-    The engine that ``MODULE:FACTORY`` makes, and the options it has for ``Bootstrap``.
+    The engine that ``MODULE:FACTORY`` makes, and the options for ``Bootstrap``: its own, and the device by name.
+
+    A factory with a parameter ``device`` gets the device of this start, by that name or the one at hand.
 
     Raises:
         EngineImportError: It cannot be imported, cannot be called, or returns something else.
@@ -126,13 +131,30 @@ def made(target: str) -> tuple[Engine, dict[str, Any]]:
     if not callable(found):
         text = f"{target} is no function: it is {type(found).__name__}"
         raise EngineImportError(text, hint=_FACTORY_HINT)
+    given: dict[str, Any] = {"device": _chosen(device or "auto")} if _takes_device(found) else {}
     try:
-        returned = found()
+        returned = found(**given)
     except Exception as error:
         raise EngineImportError(f"{target}() raised {_said(error)}", hint=_frame(error)) from error
     engine, options = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     _check(target, engine, options)
-    return engine, dict(options)
+    by_name = {} if device is None or given else {"device": device}
+    return engine, given | dict(options) | by_name
+
+
+def _chosen(device: str) -> Device:
+    try:
+        return choose(device)
+    except (RuntimeError, ValueError) as error:
+        text, _, hint = str(error).partition("\nhint: ")
+        raise EngineImportError(text, hint=hint or None) from error
+
+
+def _takes_device(factory: Callable[..., Any]) -> bool:
+    try:
+        return "device" in inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return False
 
 
 def _check(target: str, engine: object, options: object) -> None:
@@ -151,7 +173,6 @@ def bootstrap_for(
     options: Mapping[str, Any],
     *,
     plan: str | None = None,
-    device: str | None = None,
     journal: str,
     mirror: bool,
     **knobs: Any,
@@ -165,8 +186,6 @@ def bootstrap_for(
     """
     given = {name: value for name, value in knobs.items() if value is not None}
     chosen: dict[str, Any] = {"journal": journal, "mirror": mirror} | dict(options)
-    if device is not None:
-        chosen["device"] = device
     try:
         if given:
             chosen["knobs"] = _with(chosen.get("knobs") or Knobs(), given)

@@ -17,11 +17,11 @@ from typing import Final
 import attrs
 
 from startup_fsm import budget, estimators, probes
+from startup_fsm.checks.readings import graph_pools_of_engine
 from startup_fsm.devices.base import Arena, Device, Settled
 from startup_fsm.engine import Pool
 from startup_fsm.events import (
     BudgetComputed,
-    DecisionMade,
     EstimateMade,
     PoolOpened,
     PoolReleased,
@@ -63,9 +63,10 @@ class Measurement:
         shortfall: What a failed try of this start lacked, in bytes.
         learned_graphs: What the graphs turned out to take in a failed try, in bytes.
         has_real_graphs: From the first real capture on nothing clears workspaces: they are baked into the graphs.
-        captured: Graphs captured since the last teardown.
+        has_trial: Whether throwaway graphs were captured that no teardown has measured yet.
         sizes: All sizes that will have a graph, largest first; empty where nobody said.
         method: How an estimate goes on from the sizes that were captured.
+        sample: How many of the largest sizes are captured for it; None for all.
         arena: The KV arena, where the plan has one.
         prefix_blocks: KV blocks that are mapped before capture.
         workspaces: Bytes of persistent workspaces that the engine named.
@@ -81,9 +82,10 @@ class Measurement:
     shortfall: int = 0
     learned_graphs: int = 0
     has_real_graphs: bool = False
-    captured: int = 0
+    has_trial: bool = False
     sizes: tuple[int, ...] = ()
     method: estimators.Method = "all"
+    sample: int | None = None
     arena: Arena | None = None
     prefix_blocks: int = 1
     workspaces: dict[str, int] = attrs.field(factory=dict)
@@ -97,13 +99,22 @@ class Measurement:
 
     def settle(self, state: str, visit: int, label: str, *, clear_workspaces: bool) -> Snapshot:
         """Settle, then take the reading that a decision rests on."""
-        clear = clear_workspaces and not self.has_real_graphs
-        settled = self.device.settle(clear_workspaces=clear)
+        settled = self.device.settle(clear_workspaces=clear_workspaces and self._may_clear())
         self.recorder.measuring_ns += settled.duration_ns
         self.late_return = max(self.late_return, settled.late_return_bytes)
         self._record_settled(state, visit, label, settled)
         self.readings[label] = self.snapshot(state, visit, label, settled=True)
         return self.readings[label]
+
+    def _may_clear(self) -> bool:
+        """Whether no graph can be alive that has a workspace baked in: none of ours, none of an engine's own pools."""
+        if self.has_real_graphs:
+            return False
+        if not self.device.snapshot().foreign_pools:
+            return True
+        # What was dropped stands in the cache until this.
+        self.recorder.measuring_ns += self.device.settle(clear_workspaces=False).duration_ns
+        return not self.device.snapshot().foreign_pools
 
     def _record_settled(self, state: str, visit: int, label: str, settled: Settled) -> None:
         self.recorder.record(
@@ -126,9 +137,8 @@ class Measurement:
         return self.pools[purpose]
 
     def entering(self, state: str, visit: int) -> None:
-        """Peaks that a state is judged by begin with it; then the ``enter`` snapshot is taken."""
-        if state in ("profile_activations", "verify"):
-            self.device.reset_peaks()
+        """Peaks begin with the state; then the ``enter`` snapshot is taken."""
+        self.device.reset_peaks()
         self.readings["enter"] = self.snapshot(state, visit, "enter")
 
     def leaving(self, state: str, visit: int) -> None:
@@ -138,22 +148,35 @@ class Measurement:
             self.profile_peak = max(self.profile_peak or 0, peak.reserved_peak_bytes)
             self.settle(state, visit, "F0", clear_workspaces=True)
         elif state == "capture_throwaway":
-            self.settle(state, visit, "F1", clear_workspaces=False)
+            alive = self.settle(state, visit, "F1", clear_workspaces=False)
+            self.has_trial = bool(self._captures(state)) or self._has_new_pools(alive)
         elif state == "teardown":
             self.tear_down(state, visit)
-        elif state == "capture_graphs" and "graphs" in self.pools:
-            settled = self.settle(state, visit, "F3", clear_workspaces=False)
-            self._compare(settled.own_bytes - self.readings["enter"].own_bytes, state, visit)
+        elif state == "capture_graphs":
+            alive = self.settle(state, visit, "F3", clear_workspaces=False)
+            self.has_real_graphs |= self._has_new_pools(alive)
+            self._compare(alive.own_bytes - self.readings["enter"].own_bytes, state, visit)
+
+    def _has_new_pools(self, now: Snapshot) -> bool:
+        """Whether pools that are not ours came in this state: the engine captured by itself."""
+        return bool(now.foreign_pools - self.readings["enter"].foreign_pools)
 
     def tear_down(self, state: str, visit: int) -> None:
         """Release graphs, then KV, each with its proof; and make the estimate where the readings allow it."""
-        throwaway = "throwaway_graphs" in self.pools
+        kv = 0 if any(purpose in self.pools for purpose in _KV) else self._unpooled_kv()
         after_graphs = self._release(_GRAPHS, "F1b", state, visit)
         after_kv = self._release(_KV, "F2", state, visit)
         self._close_arena(state, visit)
-        if throwaway and "F1" in self.readings and self.captured:
-            self._estimate(self.readings["F1"], after_graphs, after_kv, state)
-        self.captured = 0
+        if self.has_trial:
+            self._estimate(self.readings["F1"], after_graphs, after_kv, kv, state)
+        self.has_trial = False
+
+    def _unpooled_kv(self) -> int:
+        """Bytes of a profiling KV cache that lies in no pool of ours: it goes together with the graphs."""
+        made = self.recorder.state.last("bootstrap_kv")
+        if made is None or made.before is None or made.after is None:
+            return 0
+        return max(0, made.after.own_bytes - made.before.own_bytes)
 
     def _close_arena(self, state: str, visit: int) -> None:
         """Give the arena back, unless something still points into it: then it stays, and a check will say so."""
@@ -176,19 +199,21 @@ class Measurement:
     def _release(self, purposes: tuple[str, ...], label: str, state: str, visit: int) -> Snapshot:
         """Release the pools of these purposes, settle once, and record what each of them still holds."""
         pools = {purpose: self.pools.pop(purpose) for purpose in purposes if purpose in self.pools}
-        tests = {purpose: self.device.holder_test(pool) for purpose, pool in pools.items()}
+        tests = {purpose: self.device.holder_test(pool.id) for purpose, pool in pools.items()}
         if any(pool.use_count() > 1 for pool in pools.values()):
             # Graphs that only a cycle still holds are nobody's.
             self.recorder.measuring_ns += self.device.settle(clear_workspaces=False).duration_ns
         before = self.device.snapshot()
         counts = {purpose: pool.use_count() for purpose, pool in pools.items()}
-        if pools and purposes == _GRAPHS and all(count <= 1 for count in counts.values()):
-            # Real graphs are gone too: from here on nothing is baked in any more. Graphs in pools that we do not
-            # know may live on, so without a pool of ours the flag stays.
+        if purposes == _GRAPHS and all(count <= 1 for count in counts.values()):
+            # Real graphs are gone too, from here on nothing is baked in any more; what an engine captured into pools
+            # of its own is looked for before anything is cleared.
             self.has_real_graphs = False
         for pool in pools.values():
             pool.release()
         after = self.settle(state, visit, label, clear_workspaces=True)
+        if purposes == _GRAPHS:
+            self._find_engine_pools(after, state, visit)
         for purpose, pool in pools.items():
             held, left = _reserved(before, pool), _reserved(after, pool)
             self.recorder.record(
@@ -209,6 +234,15 @@ class Measurement:
                 )
         return after
 
+    def _find_engine_pools(self, after: Snapshot, state: str, visit: int) -> None:
+        """Who holds pools that the engine opened itself for its graphs; where one is alive its graphs may be."""
+        for name in sorted(graph_pools_of_engine(self.recorder.state) & after.foreign_pools):
+            self.has_real_graphs = True
+            usage = after.pool(name)
+            left = 0 if usage is None else usage.reserved_bytes
+            found = probes.holders(self.device.holder_test(name))
+            self._record_holders(name, state, visit, {"pool": name}, left, found)
+
     def _record_holders(
         self, purpose: str, state: str, visit: int, inputs: dict[str, object], left: int, found: list[probes.Holder]
     ) -> None:
@@ -222,21 +256,28 @@ class Measurement:
             )
         )
 
-    def _estimate(self, graphs_alive: Snapshot, after_graphs: Snapshot, after_kv: Snapshot, state: str) -> None:
+    def _estimate(self, alive: Snapshot, after_graphs: Snapshot, after_kv: Snapshot, kv: int, state: str) -> None:
+        """What the graphs take, from what came back; ``kv`` of that was the profiling KV cache."""
         baseline = self.readings.get("F0")
-        returned = graphs_alive.own_bytes - after_graphs.own_bytes
+        returned = alive.own_bytes - after_graphs.own_bytes - kv
         seen = self._captures("capture_throwaway")
         sizes = self.sizes or tuple(each.size for each in seen)
-        is_whole = len(seen) >= len(sizes)
-        self.recurring = estimators.total(self.method, seen, sizes, returned)
+        # An engine that captures by itself does not say what; we asked for the largest of them.
+        count = len(seen) or len(sizes[: self.sample])
+        is_whole = count >= len(sizes)
+        if seen:
+            self.recurring = estimators.total(self.method, seen, sizes, returned)
+        else:
+            # Each of the others takes no more than the larger ones did.
+            self.recurring = returned if is_whole else returned * len(sizes) // count
         self.recorder.record(
             EstimateMade(
                 estimate="graphs",
                 method="release" if is_whole else self.method,
                 recurring_bytes=self.recurring,
                 one_time_bytes=0 if baseline is None else after_kv.own_bytes - baseline.own_bytes,
-                kv_bytes=after_graphs.own_bytes - after_kv.own_bytes,
-                seen=len(seen),
+                kv_bytes=after_graphs.own_bytes - after_kv.own_bytes + kv,
+                seen=count,
                 of=len(sizes),
                 error_bytes=_ERROR_OF_ALL if is_whole else _ERROR_OF_SOME,
                 readings={
@@ -264,39 +305,6 @@ class Measurement:
         result |= {f"{rule}_bytes": value for rule, value in said.items() if rule != "all"}
         self.recorder.record(ProbeRecorded(probe="estimators", state=state, visit=visit, result=result))
 
-    def graphs_to_reserve(self, knobs: budget.Knobs, state: str) -> tuple[int, str]:
-        """Bytes to take off for graphs that are still to come, and where that number is from; a decision says why."""
-        if self.has_real_graphs:
-            return 0, CAPTURED_ALREADY
-        measured = self.recurring
-        chosen, source = 0, "nothing measured"
-        if isinstance(knobs.graph_estimate, int):
-            chosen, source = knobs.graph_estimate, "knob"
-        elif knobs.graph_estimate == "none":
-            source = "knob: none"
-        elif measured is not None:
-            source = "measured by release" if self.method == "all" else f"from a few sizes by {self.method}"
-            # A negative delta is a fault of the measure, never a bonus; a check says so.
-            chosen = max(0, int(measured * knobs.graph_share))
-        learned = self.learned_graphs
-        if learned > chosen:
-            chosen, source = learned, "a failed try"
-        self.recorder.record(
-            DecisionMade(
-                decision="reserve_for_graphs",
-                reason=source,
-                state=state,
-                inputs={
-                    "reserved_bytes": chosen,
-                    "measured_bytes": measured,
-                    "graph_estimate": knobs.graph_estimate,
-                    "graph_share": knobs.graph_share,
-                    "learned_bytes": learned,
-                },
-            )
-        )
-        return chosen, source
-
     def learn(self, state: str, tried: int, free: int) -> None:
         """After ``tried`` bytes were asked for and ``free`` were free: what the next try of this start must leave."""
         if state == "capture_graphs":
@@ -323,45 +331,6 @@ class Measurement:
     def lessons(self) -> dict[str, int]:
         """What failed tries taught, in bytes, for the journal."""
         return {"learned_graph_bytes": self.learned_graphs, "shortfall_bytes": self.shortfall}
-
-    def sized(self, inputs: budget.Inputs) -> BudgetComputed:
-        """The budget; where there is an arena, blocks are those whose mapping fits, granules included."""
-        computed = budget.compute(inputs)
-        if self.arena is None:
-            return computed
-        within = self.arena.blocks_within(max(0, computed.available_bytes))
-        return budget.compute(attrs.evolve(inputs, most_blocks=within))
-
-    def inputs(
-        self, knobs: budget.Knobs, now: Snapshot, block_bytes: int, needed_blocks: int | None, graphs: tuple[int, str]
-    ) -> budget.Inputs:
-        """Everything that the budget is computed from, with the source of each figure."""
-        settled = self.readings.get("F2") or self.readings.get("F0") or now
-        baseline = self.readings.get("F0")
-        drift = 0 if baseline is None else now.unexplained_bytes - baseline.unexplained_bytes
-        return budget.Inputs(
-            total=now.total_bytes,
-            requested=knobs.requested(now.total_bytes),
-            used_by_us=now.own_bytes,
-            free_settled=settled.free_bytes if not self.has_real_graphs else now.free_bytes,
-            free_now=now.free_bytes,
-            graphs=graphs[0],
-            # Against what torch held just after profiling, settled: what came since is in ``used_by_us`` already.
-            headroom=0 if baseline is None else budget.headroom_bytes(self.profile_peak or 0, baseline.reserved_bytes),
-            margin=budget.margin_bytes(now.total_bytes, drift=max(0, drift), late_return=self.late_return),
-            shortfall=self.shortfall,
-            block_bytes=block_bytes,
-            needed_blocks=needed_blocks,
-            pinned=knobs.kv_cache_memory_bytes,
-            mapped=now.arena_mapped_bytes,
-            sources={
-                "requested": "requested_bytes" if knobs.requested_bytes is not None else "gpu_memory_utilization",
-                "used_by_us": now.sources.get("process", "inferred"),
-                "free": now.sources.get("device", "device"),
-                "graphs": graphs[1],
-                "headroom": "profile_activations" if self.profile_peak is not None else "not profiled",
-            },
-        )
 
 
 def _reserved(snapshot: Snapshot, pool: Pool) -> int:

@@ -134,6 +134,11 @@ class Snapshot:
         """What the identity leaves over."""
         return self.used_bytes - self.own_bytes - self.other_bytes
 
+    @property
+    def foreign_pools(self) -> frozenset[str]:
+        """Pools that hold memory and that nobody gave a purpose: an engine opened them, as for graphs of its own."""
+        return frozenset(pool.pool for pool in self.pools if pool.purpose is None and pool.reserved_bytes)
+
     def pool(self, identity: str) -> PoolUsage | None:
         """The usage of one pool, or None when the snapshot does not hold it."""
         return next((pool for pool in self.pools if pool.pool == identity), None)

@@ -1,5 +1,7 @@
 """
-Looks at the live process that checks cannot take: who holds a storage. Results are raw facts for the journal.
+Looks at the live process that checks cannot take: who holds a storage, and what only garbage still holds.
+
+Results are raw facts for the journal.
 
 torch is looked up, never imported: where it is not loaded, nothing can hold a tensor.
 """
@@ -9,14 +11,22 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
+import time
 import types
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
 
 _DEPTH: Final = 8
 _BREADTH: Final = 2_000
+_OLDEST: Final = 2
+#: How long another thread's collection is waited for, and how often it is looked at, in seconds.
+_OTHER_S: Final = 5.0
+_AGAIN_S: Final = 0.002
+_HEAP: Final = threading.RLock()
 #: What waits in the middle of a function, and where its frame is.
 _SUSPENDED: Final[dict[type, str]] = {
     types.GeneratorType: "gi_frame",
@@ -41,6 +51,62 @@ class Holder:
     bytes: int
 
 
+def collect_garbage(*, thaw: bool = False) -> None:
+    """
+    Collect garbage, and again where there was some: what a finalizer dropped is garbage only then.
+
+    Args:
+        thaw: Collect what an engine froze, too; it is frozen again.
+    """
+    with _alone():
+        was_frozen = thaw and gc.get_freeze_count() > 0
+        if was_frozen:
+            gc.unfreeze()
+        if _collected():
+            _collected()
+        if was_frozen:
+            gc.freeze()
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """
+    Of several starts in one process, one at a time: a list of all objects keeps alive what another one has dropped.
+
+    Whoever waits goes on after a while: a child that was forked meanwhile has a lock that nobody gives back.
+    """
+    mine = _HEAP.acquire(timeout=_OTHER_S)
+    try:
+        yield
+    finally:
+        if mine:
+            _HEAP.release()
+
+
+def _collected() -> int:
+    """
+    Objects that one full collection found.
+
+    While another thread collects, ``gc.collect`` returns at once and has done nothing: then it is called again.
+    """
+    thread, begun = threading.get_ident(), []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and threading.get_ident() == thread and info["generation"] == _OLDEST:
+            begun.append(True)
+
+    gc.callbacks.append(note)
+    try:
+        until = time.monotonic() + _OTHER_S
+        while True:
+            found = gc.collect()
+            if begun or time.monotonic() > until:
+                return found
+            time.sleep(_AGAIN_S)
+    finally:
+        gc.callbacks.remove(note)
+
+
 def tensors() -> Iterator[Any]:
     """Every live Python tensor. ``gc.freeze`` hides objects, so the heap is thawed first."""
     torch = sys.modules.get("torch")
@@ -60,6 +126,13 @@ def holders(lives_in: Callable[[Any], bool], *, most: int = 8) -> list[Holder]:
 
     An empty list with the pool still alive means that C++ holds it: a workspace, an autograd graph, a static registry.
     """
+    with _alone():
+        found = _found(lives_in, most)
+    # A base whose only owner is a view of it has no Python owner; the view is the one to name.
+    return [holder for holder in found if holder.kind != "unknown"] or found
+
+
+def _found(lives_in: Callable[[Any], bool], most: int) -> list[Holder]:
     found: list[Holder] = []
     for tensor in tensors():
         if len(found) >= most:
@@ -72,8 +145,7 @@ def holders(lives_in: Callable[[Any], bool], *, most: int = 8) -> list[Holder]:
             continue
         path, kind = owner_of(tensor)
         found.append(Holder(path, kind, size))
-    # A base whose only owner is a view of it has no Python owner; the view is the one to name.
-    return [holder for holder in found if holder.kind != "unknown"] or found
+    return found
 
 
 def owner_of(thing: object) -> tuple[str, str]:

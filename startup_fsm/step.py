@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from startup_fsm.devices.host import host_available_bytes
 from startup_fsm.engine import Graph, Pool
 from startup_fsm.events import (
     ArenaMapped,
@@ -19,6 +21,7 @@ from startup_fsm.events import (
 )
 from startup_fsm.identity import without_secrets
 from startup_fsm.measurement import PURPOSES, Measurement
+from startup_fsm.memory import format_bytes
 
 #: States whose KV buffers lie in an arena.
 _ON_ARENA = frozenset({"reserve_kv", "commit_kv"})
@@ -69,15 +72,42 @@ class LiveStep:
         yield
 
     def pool(self, purpose: str | None = None) -> Pool:
-        """The pool of this state, or another of its own by purpose."""
+        """
+        The pool of this state, or another of its own by purpose.
+
+        Raises:
+            ValueError: In a state whose KV cache lies in an arena.
+        """
+        if purpose is None and self.state in _ON_ARENA:
+            text = f"in {self.state} the KV cache lies in an arena, not in a pool"
+            raise ValueError(f"{text}\nhint: make it of step.kv_buffers, or choose the plan throwaway")
+        if purpose is None and self.state == "allocate_kv":
+            self._warn_of_host()
+        return self._pool(purpose)
+
+    def _pool(self, purpose: str | None = None) -> Pool:
         chosen = purpose or PURPOSES.get(self.state, self.state)
         return self._measurement.open_pool(chosen, self.state, self.visit)
+
+    def _warn_of_host(self) -> None:
+        """Tensors of a simulated device are memory of this machine, which may not have what the budget gives."""
+        device, budgets = self._measurement.device, self._recorder.state.budgets
+        room = host_available_bytes()
+        if device.kind != "simulated" or not device.has_values or not budgets or room is None:
+            return
+        kv_bytes = budgets[-1][1].kv_bytes
+        if kv_bytes > room:
+            text = f"the KV cache may have {format_bytes(kv_bytes)} of {device.name}; this machine has"
+            text = f"{text} {format_bytes(room)} for tensors of your own"
+            self.decide("warned_of_host", text, kv_bytes=kv_bytes, available_bytes=room)
+            hint = "ask for less, as with Knobs(requested_bytes=1 << 30), or make the cache of step.kv_buffers"
+            warnings.warn(f"startup-fsm: {text}; {hint}", RuntimeWarning, stacklevel=3)
 
     def kv_buffers(self, count: int, block_bytes: int, blocks: int) -> list[Any]:
         """KV memory as ``count`` byte buffers; see :class:`startup_fsm.engine.Step`."""
         if self.state in _ON_ARENA:
             return self._arena_buffers(count, block_bytes, blocks)
-        with self.pool():
+        with self._pool():
             return self._measurement.device.buffers(count, block_bytes * blocks)
 
     def _arena_buffers(self, count: int, block_bytes: int, blocks: int) -> list[Any]:
@@ -109,7 +139,7 @@ class LiveStep:
         """Warm up and capture ``body`` into this state's graph pool; one ``graph_captured`` event."""
         self._boundary()
         measurement, device = self._measurement, self._measurement.device
-        pool = self.pool()
+        pool = self._pool()
         if self.state != _THROWAWAY_CAPTURE:
             # Whatever the state is called: these graphs stay, and with them the workspaces that they hold.
             measurement.has_real_graphs = True
@@ -118,7 +148,6 @@ class LiveStep:
         graph = device.capture(body, pool, size=size, warmups=warmups)
         duration = time.perf_counter_ns() - began
         after = device.snapshot()
-        measurement.captured += 1
         self._recorder.measuring_ns += before.cost_ns + after.cost_ns
         held, holds = before.pool(pool.id), after.pool(pool.id)
         self._recorder.record(

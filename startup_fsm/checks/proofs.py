@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from startup_fsm import ranks
-from startup_fsm.checks.readings import holders_of, shown_holders
+from startup_fsm.checks.readings import graph_pools_of_engine, holders_of, sequence_numbers, shown_holders
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot, format_bytes
@@ -38,6 +38,7 @@ def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, ru
                 evidence=(life.released_seq, *((seq,) if seq is not None else ())),
             )
         )
+    found += _engine_pools_alive(visit, after, run)
     if "holders_kv" in visit.probes and not found:
         seq, probe = visit.probes["holders_kv"]
         _, holders = holders_of(visit, "kv")
@@ -50,6 +51,30 @@ def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, ru
                 observed=probe.result.get("left_bytes"),
                 expected=0,
                 evidence=(seq,),
+            )
+        )
+    return found
+
+
+def _engine_pools_alive(visit: Visit, after: Snapshot | None, run: RunState) -> list[Finding]:
+    found: list[Finding] = []
+    for name in sorted(graph_pools_of_engine(run) & (frozenset() if after is None else after.foreign_pools)):
+        usage = None if after is None else after.pool(name)
+        left = 0 if usage is None else usage.reserved_bytes
+        seq, holders = holders_of(visit, name)
+        found.append(
+            Finding(
+                code="teardown.graphs_alive",
+                severity="error",
+                state=visit.state,
+                message=f"the engine's own pool {name}, which came with its graphs, still holds {format_bytes(left)}"
+                f" after teardown, held by: {shown_holders(holders)}",
+                observed=left,
+                expected=0,
+                tolerance=0,
+                scope="allocator",
+                bytes=left,
+                evidence=(*sequence_numbers(visit, "leave"), *((seq,) if seq is not None else ())),
             )
         )
     return found

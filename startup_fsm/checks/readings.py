@@ -27,9 +27,19 @@ def requested_bytes(run: RunState, total: int) -> int | None:
 def graphs_actual(visit: Visit) -> int | None:
     """Bytes of this process that the real capture took; None where it was not measured."""
     settled = visit.snapshots.get("F3") or visit.snapshots.get("leave")
-    if visit.before is None or settled is None or not visit.captures:
+    if visit.before is None or settled is None:
+        return None
+    if not visit.captures and not settled[1].foreign_pools - visit.before.foreign_pools:
         return None
     return settled[1].own_bytes - visit.before.own_bytes
+
+
+def graph_pools_of_engine(run: RunState) -> frozenset[str]:
+    """Pools that are not ours and came while graphs were captured: the engine captured into them by itself."""
+    captures = [visit for visit in run.visits if visit.state in ("capture_throwaway", "capture_graphs")]
+    seen = [(each.before, each.after) for each in captures]
+    came = [after.foreign_pools - before.foreign_pools for before, after in seen if before and after]
+    return frozenset().union(*came)
 
 
 def graphs_reserved(visit: Visit, run: RunState) -> tuple[int, int] | None:

@@ -101,6 +101,12 @@ class Arena(Protocol):
         """Give everything back. Nothing may use the range any more."""
 
 
+def pool_key(identity: str) -> tuple[int, int]:
+    """What the allocator calls a pool that snapshots call ``0.3``."""
+    first, _, second = identity.partition(".")
+    return int(first), int(second)
+
+
 class Device(Protocol):
     """One accelerator, real or simulated."""
 
@@ -165,9 +171,9 @@ class Device(Protocol):
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
         """The figures of an out-of-memory error; None when it is none."""
 
-    def holder_test(self, pool: Pool | None) -> Callable[[Any], bool]:
+    def holder_test(self, pool: str | None) -> Callable[[Any], bool]:
         """
-        A test for "does the storage of this tensor live in that pool (None: the arena)".
+        A test for "does the storage of this tensor live in the pool of that id (None: in the arena)".
 
         It stays valid after the pool was released.
         """
@@ -175,5 +181,9 @@ class Device(Protocol):
     def address(self, tensor: Any) -> int:
         """Device address of a tensor's first byte."""
 
-    def repair(self, pool: Pool) -> Repair:
-        """After a failed capture: end and release ``pool``, settle, and prove that the allocator works again."""
+    def repair(self, pool: Pool | None) -> Repair:
+        """
+        After a failed capture: end and release ``pool``, settle, and prove that the allocator works again.
+
+        None where the capture went into no pool of ours: then nothing is ended, and only the proof is tried.
+        """

@@ -7,9 +7,8 @@ real capture they are baked into the graphs, and replay would write to freed mem
 
 from __future__ import annotations
 
-import gc
-import os
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, Final, cast
 
 import torch
 
-from startup_fsm.devices.base import Arena, ErrorCategory, OutOfMemory, Repair, Settled
+from startup_fsm.devices.base import Arena, ErrorCategory, OutOfMemory, Repair, Settled, pool_key
 from startup_fsm.devices.cuda_arena import CudaArena
 from startup_fsm.devices.cuda_graphs import (
     CudaGraph,
@@ -29,10 +28,12 @@ from startup_fsm.devices.cuda_graphs import (
 )
 from startup_fsm.devices.cuda_observer import Sight, stamp, watch
 from startup_fsm.devices.cuda_readings import largest_blocks, pool_segments, pool_usage, trim_graph_memory
+from startup_fsm.devices.host import host_available_bytes, resident_bytes
 from startup_fsm.devices.nvml import Nvml
 from startup_fsm.engine import Graph, Pool
 from startup_fsm.importers.torch_oom import parse_sentence
 from startup_fsm.memory import Snapshot, Tenant
+from startup_fsm.probes import collect_garbage
 
 _POLL_S: Final = 0.02
 _LONGEST_SETTLE_S: Final = 1.0
@@ -76,6 +77,7 @@ class CudaDevice:
         torch.cuda.set_device(self.device)
         self.capture_stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         self._purposes: dict[tuple[int, int], str] = {(0, 0): "default"}
+        self._pools: weakref.WeakSet[CudaPool] = weakref.WeakSet()
         self._arenas: list[CudaArena] = []
         self.oom_directory = oom_directory
         self.at_oom: Sight | None = None
@@ -122,7 +124,7 @@ class CudaDevice:
         sources = {"device": "mem_get_info", "torch": "memory_stats", "arena": "arena"}
         if self._is_integrated:
             # cudaMemGetInfo leaves out what the host could give back.
-            free, sources["device"] = max(free, _host_available() or 0), "mem_get_info, MemAvailable"
+            free, sources["device"] = max(free, host_available_bytes() or 0), "mem_get_info, MemAvailable"
         if own is not None and self.nvml is not None:
             sources["process"] = f"NVML by {self.nvml.own_source}"
             sources["tenants"] = "NVML"
@@ -144,7 +146,7 @@ class CudaDevice:
             pools=pools,
             arena_mapped_bytes=sum(arena.mapped_bytes for arena in arenas),
             arena_reserved_bytes=sum(arena.reserved_bytes for arena in arenas),
-            host_rss_bytes=_resident(),
+            host_rss_bytes=resident_bytes(),
             tenants=()
             if own is None
             else tuple(Tenant(label=f"pid {pid}", bytes=size) for pid, size in sorted(listed.items()) if pid != own),
@@ -156,7 +158,7 @@ class CudaDevice:
     def settle(self, *, clear_workspaces: bool = False) -> Settled:
         """Collect, synchronize, clear where told, empty, trim; then read until free memory stands still."""
         began = time.perf_counter_ns()
-        _collect()
+        collect_garbage(thaw=True)
         torch.cuda.synchronize(self.index)
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # noqa: SLF001 - torch has no public call
         cleared = clear_workspaces and clear is not None
@@ -191,6 +193,7 @@ class CudaDevice:
         """A ``MemPool`` object: it holds a reference, so its id can never be opened after its graphs died."""
         pool = CudaPool(self.index, purpose)
         self._purposes[pool.key] = purpose
+        self._pools.add(pool)
         return pool
 
     def capture(self, body: Callable[[], Any], pool: Pool, *, size: int, warmups: int = 1) -> Graph:
@@ -254,7 +257,7 @@ class CudaDevice:
         self.at_oom = None
         stamp(text)
 
-    def holder_test(self, pool: Pool | None) -> Callable[[Any], bool]:
+    def holder_test(self, pool: str | None) -> Callable[[Any], bool]:
         """By address: the segments that the pool still has when the test is first used, or the arenas' ranges."""
         ranges: list[tuple[int, int]] = []
         read = False
@@ -271,30 +274,22 @@ class CudaDevice:
 
         return lives_there
 
-    def _ranges(self, pool: Pool | None) -> list[tuple[int, int]]:
+    def _ranges(self, pool: str | None) -> list[tuple[int, int]]:
         if pool is not None:
-            return pool_segments(self.index, cast("CudaPool", pool).key)
+            return pool_segments(self.index, pool_key(pool))
         return [(arena.base, arena.base + arena.reserved_bytes) for arena in self._arenas if not arena.is_closed]
 
     def address(self, tensor: Any) -> int:
         """Of its first byte."""
         return int(tensor.data_ptr())
 
-    def repair(self, pool: Pool) -> Repair:
+    def repair(self, pool: Pool | None) -> Repair:
         """End and release the pool that a failed capture left open, and prove that the allocator works again."""
-        return repair_allocator(self, cast("CudaPool", pool))
-
-
-def _collect() -> None:
-    """Collect garbage, also what an engine froze; what it froze is frozen again."""
-    was_frozen = gc.get_freeze_count() > 0
-    if was_frozen:
-        gc.unfreeze()
-    # A second time where there was something: what a finalizer dropped is garbage only then.
-    if gc.collect():
-        gc.collect()
-    if was_frozen:
-        gc.freeze()
+        repaired = repair_allocator(self, cast("CudaPool | None", pool))
+        if not repaired.proven:
+            for opened in self._pools:
+                opened.keep_for_ever()
+        return repaired
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:
@@ -310,24 +305,6 @@ def _out_of_memory(error: BaseException) -> BaseException | None:
         if isinstance(one, torch.OutOfMemoryError) or (is_device and any(words in text for words in _OOM_WORDS)):
             return one
         one = one.__context__ if is_device and any(words in text for words in _CAPTURE_WORDS) else None
-    return None
-
-
-def _resident() -> int | None:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _host_available() -> int | None:
-    try:
-        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError):
-        return None
     return None
 
 

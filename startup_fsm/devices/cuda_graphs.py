@@ -5,6 +5,7 @@ reference, so its id cannot be opened after its graphs died, and its end release
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import time
 from collections.abc import Callable, Iterator
@@ -73,6 +74,11 @@ class CudaPool:
     def release(self) -> None:
         """Give up our reference: the pool's end empties it, which must not happen inside a capture."""
         self._pool = None
+
+    def keep_for_ever(self) -> None:
+        """Never let it end: while torch takes a capture for open, the end of any pool aborts the process."""
+        if self._pool is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
 
 
 class CudaGraph:
@@ -223,36 +229,37 @@ def end_left_open(index: int, pool: CudaPool) -> None:
         pool.ended["generator"] = _revive_generator(index)
 
 
-def repair_allocator(device: CudaDevice, pool: CudaPool) -> Repair:
+def repair_allocator(device: CudaDevice, pool: CudaPool | None) -> Repair:
     """
     End and release a pool that a failed capture left open; then prove that the allocator works again.
+
+    A capture of the engine's own went into no pool of ours, and cannot be ended from here: only the proof is tried.
 
     Proof: an allocation is freed, the cache emptied and reserved bytes fall; the pool is gone; random numbers are
     drawn; a capture into a new pool replays.
     """
     index = device.index
-    end_left_open(index, pool)
-    evidence: dict[str, Any] = dict(pool.ended)
-    if evidence[_END] == "torch has no such call":
-        # The end of a MemPool while a capture counts as open may assert in its destructor, which ends the process.
-        return Repair(proven=False, evidence=evidence)
-    evidence["use_count"] = pool.use_count()
+    evidence: dict[str, Any] = {}
+    if pool is not None:
+        end_left_open(index, pool)
+        evidence |= pool.ended
+        if evidence[_END] == "torch has no such call":
+            return Repair(proven=False, evidence=evidence)
+        evidence["use_count"] = pool.use_count()
     try:
-        pool.release()
+        if pool is not None:
+            pool.release()
         device.settle()
         evidence |= _proof(index)
-        evidence.setdefault("generator", _revive_generator(index))
-        evidence["captures_again"] = _captures_again(device)
+        if evidence["reserved_with_probe_bytes"] > evidence["reserved_after_bytes"]:
+            # Only now: these make a pool and end it.
+            evidence.setdefault("generator", _revive_generator(index))
+            evidence["captures_again"] = _captures_again(device)
     except RuntimeError as error:
         evidence["error"] = str(error).splitlines()[0]
-    left = sum(high - low for low, high in pool_segments(index, pool.key))
+    left = 0 if pool is None else sum(high - low for low, high in pool_segments(index, pool.key))
     evidence["pool_reserved_bytes"] = left
-    proven = (
-        "error" not in evidence
-        and left == 0
-        and evidence["reserved_with_probe_bytes"] > evidence["reserved_after_bytes"]
-        and evidence["captures_again"]
-    )
+    proven = "error" not in evidence and left == 0 and evidence.get("captures_again", False)
     return Repair(proven=proven, evidence=evidence)
 
 

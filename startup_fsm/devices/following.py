@@ -21,8 +21,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from startup_fsm.devices.arena import CountedArena, HostArena
+from startup_fsm.devices.base import pool_key
 from startup_fsm.devices.costs import INVALIDATED_WORDS, Costs
-from startup_fsm.devices.holdings import Recording, SimulatedPool
+from startup_fsm.devices.holdings import Recording
 from startup_fsm.devices.operators import (
     FUSED,
     Kind,
@@ -38,7 +39,6 @@ from startup_fsm.devices.operators import (
 )
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.devices.tape import Source, Tape
-from startup_fsm.engine import Pool
 from startup_fsm.pages import DeviceOutOfMemoryError, PoolId, TraceEntry
 
 
@@ -215,9 +215,9 @@ class FollowingDevice(SimulatedDevice):
         self._arenas.append(host)
         return host
 
-    def holder_test(self, pool: Pool | None) -> Callable[[Any], bool]:
-        """A test for "does the storage of this tensor live in that pool (None: the arena)"; it makes nothing."""
-        key = None if pool is None else cast("SimulatedPool", pool).key
+    def holder_test(self, pool: str | None) -> Callable[[Any], bool]:
+        """A test for "does its storage live in the pool of that id (None: in the arena)"; it makes nothing."""
+        key = None if pool is None else pool_key(pool)
 
         def lives_there(tensor: Any) -> bool:
             storage = storage_of(tensor)

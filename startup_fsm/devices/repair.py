@@ -20,19 +20,23 @@ PROBE_BYTES = MIB
 _PROBE_STREAM = 3
 
 
-def repair(device: SimulatedDevice, pool: SimulatedPool) -> Repair:
+def repair(device: SimulatedDevice, pool: SimulatedPool | None) -> Repair:
     """End and release *pool*, settle; then prove it: allocate, free, empty: reserved falls, the pool is gone."""
     allocator = device.allocator
-    evidence: dict[str, Any] = {"capture_was_open": device.end_failed_capture(pool.key)}
+    evidence: dict[str, Any] = {}
+    if pool is not None:
+        evidence["capture_was_open"] = device.end_failed_capture(pool.key)
     try:
-        pool.release()
+        if pool is not None:
+            pool.release()
         device.settle()
         evidence |= _probe(device)
     except (DeviceOutOfMemoryError, InternalAssertError) as error:
         evidence["error"] = str(error)
-    use = allocator.pools().get(pool.key)
-    evidence["pool_reserved_bytes"] = 0 if use is None else use.reserved_bytes
-    evidence["pool_gone"] = use is None
+    use = None if pool is None else allocator.pools().get(pool.key)
+    if pool is not None:
+        evidence["pool_reserved_bytes"] = 0 if use is None else use.reserved_bytes
+        evidence["pool_gone"] = use is None
     evidence["captures_underway"] = len(allocator.captures_underway)
     proven = "error" not in evidence and use is None and not evidence["captures_underway"]
     proven = proven and evidence["reserved_with_probe_bytes"] > evidence["reserved_after_bytes"]

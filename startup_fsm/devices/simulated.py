@@ -7,7 +7,6 @@ This module counts bytes and imports no torch; an engine that knows its own size
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections import deque
@@ -19,7 +18,7 @@ import attrs
 
 from startup_fsm.allocator import Allocator
 from startup_fsm.devices.arena import CountedArena
-from startup_fsm.devices.base import ErrorCategory, OutOfMemory, Repair, Settled
+from startup_fsm.devices.base import ErrorCategory, OutOfMemory, Repair, Settled, pool_key
 from startup_fsm.devices.costs import (
     DRIVER_OOM_WORDS,
     FORBIDDEN_WORDS,
@@ -48,6 +47,7 @@ from startup_fsm.pages import (
     TraceEntry,
     format_size,
 )
+from startup_fsm.probes import collect_garbage
 
 DEFAULT_STREAM = 0
 CAPTURE_STREAM = 1
@@ -189,8 +189,7 @@ class SimulatedDevice:
         """
         begun = time.perf_counter_ns()
         self.synchronize()
-        for _ in range(2):
-            gc.collect()
+        collect_garbage()
         if clear_workspaces:
             self.clear_workspaces()
         self.allocator.empty_cache()
@@ -288,9 +287,9 @@ class SimulatedDevice:
         """The figures of an out-of-memory error; None when it is none. Blocks are the largest that live now."""
         return read_out_of_memory(error, self.allocator) if self.category(error) == "oom" else None
 
-    def holder_test(self, pool: Pool | None) -> Callable[[Any], bool]:
-        """A test for "does this buffer live in that pool (None: the arena)"."""
-        key = None if pool is None else cast("SimulatedPool", pool).key
+    def holder_test(self, pool: str | None) -> Callable[[Any], bool]:
+        """A test for "does this buffer live in the pool of that id (None: in the arena)"."""
+        key = None if pool is None else pool_key(pool)
 
         def lives_there(buffer: Any) -> bool:
             address = getattr(buffer, "address", None)
@@ -302,9 +301,9 @@ class SimulatedDevice:
         """Device address of a buffer's first byte."""
         return int(tensor.address)
 
-    def repair(self, pool: Pool) -> Repair:
+    def repair(self, pool: Pool | None) -> Repair:
         """After a failed capture: end and release *pool*, settle, and prove that the allocator works again."""
-        return repair(self, cast("SimulatedPool", pool))
+        return repair(self, cast("SimulatedPool | None", pool))
 
     # For graphs, repair and the torch part.
 

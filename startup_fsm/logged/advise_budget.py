@@ -56,7 +56,9 @@ def _least_fraction(start: Start) -> str:
     after, held = start.size("avail_after_load_bytes"), start.size("weights_bytes")
     if start.facts.dialect.engine != "sglang" or not after or held is None or start.sizing is not None:
         return ""
-    return f"; the weights alone are {held / (after + held):.3f} of what was free before loading"
+    if (before := after + held) <= 0:
+        return ""
+    return f"; the weights alone are {held / before:.3f} of what was free before loading"
 
 
 def _split(start: Start, why: str) -> str:

@@ -84,6 +84,8 @@ def only_what_is_free(start: Start) -> list[Advice]:
         return []
     free -= facts.resolution("free_at_start_bytes")
     total += facts.resolution("total_bytes")
+    if total <= 0:
+        return []
     # Graphs that are not reserved come on top of the request.
     on_top = GRAPHS if start.kept.how == "not_taken" else 0
     weights = start.size("weights_bytes")

@@ -63,7 +63,7 @@ def _lower_unsized(start: Start, by: int, why: str) -> list[Advice]:
     """The same where the log does not say how large the KV cache is."""
     setting = start.facts.dialect.share
     total, asked, share = start.size("total_bytes"), start.size("requested_bytes"), start.facts.get(setting)
-    if not total or asked is None or share is None:
+    if total is None or total <= 0 or asked is None or share is None:
         return say(start, setting, "lower", f"{why}: at least {format_bytes(by)} less")
     to = max(0, asked - by - MARGIN) * 1000 // total / 1000
     text = f"{why}: {format_bytes(by)} and {format_bytes(MARGIN)} of margin less; the log does not say what it leaves"
@@ -74,6 +74,8 @@ def _lower_unsized(start: Start, by: int, why: str) -> list[Advice]:
 def _lowered(sizing: Sizing, by: int) -> tuple[float, int] | None:
     """A share in thousandths and what it leaves for the KV cache; None where too little would be left."""
     base, share, high = sizing.base_bytes or 0, sizing.share or 0.0, sizing.highest()
+    if base <= 0:
+        return None
     asked = math.floor(base * share) - by - MARGIN - sizing.resolution_bytes
     to = max(0, asked) * 1000 // base / 1000
     to = to if high is None else min(to, high)

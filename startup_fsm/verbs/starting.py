@@ -134,12 +134,11 @@ def run(  # noqa: PLR0913 - options of a command line, all by name
 ) -> int:
     """Start your engine and say what came of it. What is given here wins over the options of the factory."""
     launch.check_device(device)
-    engine, options = launch.made(factory)
+    engine, options = launch.made(factory, device)
     boot = launch.bootstrap_for(
         factory,
         options,
         plan="eager" if enforce_eager else plan,
-        device=device,
         journal=runs,
         mirror=mirror,
         retries=retries,

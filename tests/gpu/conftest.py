@@ -97,3 +97,32 @@ def neighbour():
     yield run
     for process, connection in running:
         assert ended(process, connection) == 0
+
+
+@pytest.fixture
+def start(device, tmp_path):
+    """Starts an engine in a journal of its own: the engine, the boot, the budget. Nothing of it stays on the card."""
+    import torch
+
+    from startup_fsm.bootstrap import Bootstrap
+    from startup_fsm.budget import Knobs
+    from startup_fsm.memory import GIB
+    from tests.gpu.little_engine import LittleEngine
+
+    engines, boots = [], []
+
+    def run(plan, engine=None, **knobs):
+        knobs = Knobs(**{"requested_bytes": 8 * GIB, **knobs})
+        boots.append(Bootstrap(plan=plan, journal=tmp_path, device=device, knobs=knobs, discover=False, progress=False))
+        engines.append(engine or LittleEngine())
+        with torch.no_grad():
+            budget = boots[-1].run(engines[-1])
+        return engines[-1], boots[-1], budget
+
+    yield run
+    for engine, boot in zip(engines, boots, strict=True):
+        engine.release_graphs()
+        vars(engine).clear()
+        boot.measurement.pools.clear()
+        if boot.measurement.arena is not None:
+            boot.measurement.arena.close()

@@ -29,7 +29,7 @@ def tensor(pool):
 
 def found(device, pool):
     """What holds the pool after it was released, as the proof of teardown asks."""
-    lives_there = device.holder_test(pool)
+    lives_there = device.holder_test(pool.id)
     pool.release()
     device.settle(clear_workspaces=True)
     return probes.holders(lives_there)
@@ -88,7 +88,7 @@ def test_workspace(device):
     pool = device.open_pool("throwaway_graphs")
     graph = device.capture(lambda: weights @ weights, pool, size=1, warmups=0)
     graph.reset()
-    lives_there = device.holder_test(pool)
+    lives_there = device.holder_test(pool.id)
     pool.release()
     device.settle()
     assert pool_segments(0, pool.key)

@@ -1,4 +1,4 @@
-"""Starts over two GPUs with NCCL: they agree, one device is not used twice, and a dead rank leaves nobody waiting."""
+"""Starts over GPUs: one device is not used twice; with two and NCCL they agree, and nobody waits for a dead rank."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 PATIENCE_S = 180
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")]
+pytestmark = pytest.mark.gpu
+needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def ranks(tmp_path, environment):
     return run
 
 
+@needs_two
 def test_they_agree_under_torchrun(tmp_path, environment):
     """One run with the id of the launcher, the KV blocks of the smaller device, and every replay equal to eager."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -92,6 +94,7 @@ def test_one_device_is_not_used_twice(tmp_path, ranks):
     assert finding.state == "init_device"
 
 
+@needs_two
 def test_nobody_waits_in_a_collective_for_the_dead(tmp_path, ranks):
     """Rank 0 is inside an all-reduce when rank 1 is killed: it is ended within seconds and has named it."""
     codes, ended = ranks("killed")

@@ -26,7 +26,7 @@ from startup_fsm.errors import BudgetError, CheckFailed, PeerFailed
 from startup_fsm.journal import read_journal
 from startup_fsm.links import Links
 from startup_fsm.memory import GIB, MIB
-from startup_fsm.plan import observed, throwaway
+from startup_fsm.plan import driven, observed, throwaway
 from startup_fsm.reading import read_starts
 from startup_fsm.sources import Source
 from startup_fsm.stores import tcp_store
@@ -434,6 +434,9 @@ class Failing(CountingEngine):
         self._maybe(step)
         super().allocate_kv(step, blocks)
 
+    def commit_kv(self, step, blocks):
+        self._maybe(step)
+
     def load_weights(self, step):
         self._maybe(step)
         super().load_weights(step)
@@ -666,35 +669,43 @@ class TestStart:
         assert (first.rank, first.state, first.reason) == (1, "load_weights", "KeyError: 'no shard'")
 
 
-SINGLE_RANK_CASES = [
-    ("capture_graphs", "oom", {"retries": 1}, ("capture_graphs", "recover")),
-    ("allocate_kv", "oom", {"retries": 1}, ("allocate_kv", "shrink")),
-    ("verify", "oom", {"retries": 1}, ("verify", "shrink")),
-    ("capture_throwaway", "oom", {"fewer_sizes": 1}, ("capture_throwaway", "fewer_sizes")),
-    ("capture_graphs", "oom", {"fewer_sizes": 1}, ("capture_graphs", "fewer_sizes")),
-    ("verify", "oom", {"fewer_sizes": 1}, ("verify", "fewer_sizes")),
-    ("capture_throwaway", "capture", {"allow_eager": True}, ("capture_throwaway", "recover")),
-    ("capture_graphs", "capture", {"allow_eager": True}, ("capture_graphs", "no_graphs")),
-    ("verify", "oom", {"allow_eager": True}, ("verify", "no_graphs")),
+RUNGS = [
+    ("throwaway", "capture_graphs", "oom", {"retries": 1}, "recover"),
+    ("throwaway", "allocate_kv", "oom", {"retries": 1}, "shrink"),
+    ("throwaway", "verify", "oom", {"retries": 1}, "shrink"),
+    ("throwaway", "capture_throwaway", "oom", {"fewer_sizes": 1}, "fewer_sizes"),
+    ("throwaway", "capture_graphs", "oom", {"fewer_sizes": 1}, "fewer_sizes"),
+    ("throwaway", "verify", "oom", {"fewer_sizes": 1}, "fewer_sizes"),
+    ("throwaway", "capture_throwaway", "capture", {"allow_eager": True}, "recover"),
+    ("throwaway", "capture_graphs", "capture", {"allow_eager": True}, "no_graphs"),
+    ("throwaway", "verify", "oom", {"allow_eager": True}, "no_graphs"),
+    ("single_capture", "commit_kv", "oom", {"retries": 1}, "shrink"),
+    ("single_capture", "verify", "oom", {"retries": 1}, "shrink"),
+    ("single_capture", "capture_graphs", "oom", {"fewer_sizes": 1}, "fewer_sizes"),
+    ("single_capture", "verify", "oom", {"fewer_sizes": 1}, "fewer_sizes"),
+    ("single_capture", "capture_graphs", "capture", {"allow_eager": True}, "recover"),
+    ("single_capture", "verify", "oom", {"allow_eager": True}, "no_graphs"),
 ]
 
 
 class TestLadder:
     """All ranks take the same rung, or none does."""
 
-    @pytest.mark.parametrize(("state", "how", "knobs", "expected"), SINGLE_RANK_CASES)
-    def test_all_climb_with_the_one_that_failed(self, tmp_path, state, how, knobs, expected):
+    @pytest.mark.parametrize(("plan", "state", "how", "knobs", "edge"), RUNGS)
+    def test_all_climb_with_the_one_that_failed(self, tmp_path, plan, state, how, knobs, edge):
         """Four ranks, one of which fails once: each takes the edge, all are ready, with the same sizes and blocks."""
-        results, histories = started(4, tmp_path, fails={1: (state, how)}, **knobs)
+        results, histories = started(
+            4, tmp_path, fails={1: (state, how)}, make_plan=lambda: driven(plan, **knobs), **knobs
+        )
 
         assert {each.blocks for each in results} == {results[0].blocks}
         for rank, history in enumerate(histories):
-            assert edges(history) == [expected]
+            assert edges(history) == [(state, edge)]
             assert history.violations == []
             failed = next(visit for visit in history.visits if visit.failed is not None)
             assert failed.failed.category == (how if rank == 1 else "peer")
             topics = [(event.topic, event.agreed) for _, event in history.agreements]
-            assert (f"end of {state}", expected[1]) in topics
+            assert (f"end of {state}", edge) in topics
             assert history.peer_failures == []
         captured = [history.last("capture_graphs") for history in histories]
         left = [[event.size for _, event in visit.captures] for visit in captured if visit is not None and visit.left]

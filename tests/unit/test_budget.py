@@ -18,6 +18,7 @@ from startup_fsm.budget import (
     compute,
     headroom_bytes,
     margin_bytes,
+    reserved_by_engine,
     term,
     utilization_for,
 )
@@ -55,6 +56,7 @@ ARBITRARY = st.builds(
     headroom=SIZES,
     margin=SIZES,
     shortfall=SIZES,
+    reserve=st.dictionaries(st.sampled_from(["masks", "draft"]), SIZES),
     mapped=SIZES,
     block_bytes=st.integers(1, 2 * GIB),
     needed_blocks=st.none() | st.integers(0, 10_000),
@@ -84,6 +86,7 @@ def test_terms_add_up_whatever_goes_in(given_inputs: Inputs) -> None:
     free = min(given_inputs.free_settled, given_inputs.free_now)
     room = min(given_inputs.requested - given_inputs.used_by_us, free)
     charged = given_inputs.graphs + given_inputs.headroom + given_inputs.margin + given_inputs.shortfall
+    charged += sum(given_inputs.reserve.values())
     assert computed.available_bytes == room - charged + given_inputs.mapped
 
 
@@ -104,6 +107,35 @@ def test_the_smaller_of_two_readings_of_free_memory_decides() -> None:
     assert term(compute(inputs(free_now=3 * GIB)), "not_free") == -4 * GIB
     assert term(compute(inputs(free_settled=3 * GIB)), "not_free") == -4 * GIB
     assert term(compute(inputs()), "not_free") == 0
+
+
+def test_what_the_engine_reserves_is_a_term_for_each_name() -> None:
+    """It is taken off once, is told from ours by its source, and a KV cache of fewer blocks comes out."""
+    plain = compute(inputs())
+    kept = compute(inputs(reserve={"masks": 300 * MIB, "nothing": 0, "draft_model": 3 * MIB}))
+
+    assert kept.available_bytes == plain.available_bytes - 303 * MIB
+    assert [(each.term, each.bytes) for each in kept.terms if each.source == "engine"] == [
+        ("masks", -300 * MIB),
+        ("draft_model", -3 * MIB),
+    ]
+    assert reserved_by_engine(kept) == 303 * MIB
+    assert (reserved_by_engine(plain), adds_up(kept)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "text"),
+    [
+        ("graphs", 1, "'graphs' is a term of the budget already"),
+        ("masks", -1, "'masks' is -1"),
+        ("masks", 1.5, "'masks' is 1.5"),
+        ("masks", True, "'masks' is True"),
+    ],
+)
+def test_a_reserve_that_cannot_be_is_refused(name: str, size: Any, text: str) -> None:
+    """By its name, and what it was."""
+    with pytest.raises(ValueError, match=text):
+        compute(inputs(reserve={name: size}))
 
 
 def test_sources_are_kept() -> None:

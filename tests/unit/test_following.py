@@ -245,7 +245,7 @@ class TestPools:
                 first, second = device.buffers(2, 4 * MIB)
             outside = torch.zeros(10)
         view = first.view(torch.float32)[5:]
-        test = device.holder_test(pool)
+        test = device.holder_test(pool.id)
         assert int(second.sum()) == 0
         assert device.snapshot().pool(pool.id).active_bytes == 8 * MIB
         del first, second
@@ -342,7 +342,7 @@ class TestCapture:
         with device.scope():
             *kept, pool, graph = self.make(device)
             assert device.snapshot().pool(pool.id).requested_bytes == graph.output.nbytes
-            test = device.holder_test(pool)
+            test = device.holder_test(pool.id)
             assert test(graph.output)
             graph.reset()
             assert device.snapshot().pool(pool.id).requested_bytes == 0
@@ -524,7 +524,7 @@ class TestFakes:
         with fakes.scope(), pool:
             kept = fakes.buffers(3, GIB)
         assert fakes.snapshot().pool(pool.id).active_bytes == 3 * GIB
-        assert fakes.holder_test(pool)(kept[0].view(torch.bfloat16))
+        assert fakes.holder_test(pool.id)(kept[0].view(torch.bfloat16))
 
 
 class Llama8B:

@@ -7,6 +7,7 @@ import gc
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -344,3 +345,74 @@ def test_plain_objects_have_owners_too() -> None:
     module.box = [object()]  # type: ignore[attr-defined]
     path, _ = owner_of(module.box)  # type: ignore[attr-defined]
     assert path.endswith("Module.box")
+
+
+class Cycle:
+    """Garbage as soon as its name is gone; its end may take a while."""
+
+    def __init__(self, ending: Callable[[], object] = lambda: None) -> None:
+        self.own, self.ending = self, ending
+
+    def __del__(self) -> None:
+        self.ending()
+
+
+def test_garbage_is_collected_while_another_thread_collects() -> None:
+    """A collection that returned at once because one was under way is made again."""
+    begun, over = threading.Event(), threading.Event()
+
+    def ending() -> None:
+        begun.set()
+        over.wait(10)
+
+    Cycle(ending)
+    other = threading.Thread(target=gc.collect)
+    other.start()
+    assert begun.wait(10)
+    gone = weakref.ref(Cycle())
+    gc.collect()
+    assert gone() is not None
+    threading.Timer(0.2, over.set).start()
+    probes.collect_garbage()
+
+    assert gone() is None
+    other.join()
+
+
+def test_a_look_at_the_heap_keeps_nothing_alive_for_others() -> None:
+    """Whoever settles on another thread waits until the list of all objects is gone."""
+    begun, over = threading.Event(), threading.Event()
+    fresh = tensor()
+    address = fresh.data_ptr()
+
+    def lives_here(each: Any) -> bool:
+        if each.data_ptr() == address:
+            begun.set()
+            over.wait(10)
+        return False
+
+    other = threading.Thread(target=holders, args=(lives_here,))
+    other.start()
+    assert begun.wait(10)
+    gone = weakref.ref(fresh)
+    del fresh
+    assert gone() is not None
+    threading.Timer(0.2, over.set).start()
+    probes.collect_garbage()
+
+    assert gone() is None
+    other.join()
+
+
+def test_what_an_engine_froze_is_collected_and_frozen_again() -> None:
+    """Only where that is asked for."""
+    gone = weakref.ref(Cycle())
+    gc.freeze()
+    try:
+        probes.collect_garbage()
+        assert gone() is not None
+        probes.collect_garbage(thaw=True)
+        assert gone() is None
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()

@@ -159,7 +159,7 @@ class TestPools:
         with pool:
             (kept,) = device.buffers(1, 64 * MIB)
         (other,) = device.buffers(1, 64 * MIB)
-        test = device.holder_test(pool)
+        test = device.holder_test(pool.id)
         pool.release()
         device.settle()
         assert device.snapshot().pool(pool.id).reserved_bytes == 64 * MIB
