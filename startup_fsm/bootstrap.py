@@ -225,6 +225,7 @@ class Bootstrap:
         *,
         longest: LongestRequest | None = None,
         graphs: bool = True,
+        beside_bytes: int = 0,
         reserve: Mapping[str, int] | None = None,
     ) -> BudgetComputed:
         """
@@ -233,7 +234,8 @@ class Bootstrap:
         Args:
             block_bytes: Bytes of one KV block over all layers.
             longest: The longest request that must fit; None to ask for one block.
-            graphs: Whether graphs are still to be captured.
+            graphs: Whether graphs are to be charged: those that are still to be captured.
+            beside_bytes: Bytes that grow with each block beside it, such as masks and indices as long as the cache.
             reserve: Bytes that the engine will take after this beside graphs and its largest step, by names of its
                 own, such as buffers that it makes with the cache; each is a term of the budget.
 
@@ -241,24 +243,23 @@ class Bootstrap:
             BudgetError: Nothing fits; it says how many bytes are missing.
             ValueError: A block of no bytes, or a reserve that cannot be.
         """
+        wanted = Wanted(
+            block_bytes=block_bytes,
+            beside_bytes=beside_bytes,
+            needed_blocks=longest.blocks if longest else None,
+            graphs=graphs,
+            reserve=reserve or {},
+        )
         if self.course.open is not None and self.course.open.step.state == "size_kv":
-            return self._sized(block_bytes, longest, reserve or {}, graphs=graphs)
+            return self._sized(wanted, longest)
         with self.state("size_kv"):
-            return self._sized(block_bytes, longest, reserve or {}, graphs=graphs)
+            return self._sized(wanted, longest)
 
-    def _sized(
-        self, block_bytes: int, longest: LongestRequest | None, reserve: Mapping[str, int], *, graphs: bool
-    ) -> BudgetComputed:
+    def _sized(self, wanted: Wanted, longest: LongestRequest | None) -> BudgetComputed:
         state, visit = self._where()
         if longest is not None:
             note = {"longest_tokens": longest.tokens, "block_tokens": longest.block_tokens}
             self.recorder.record(NoteAdded(state=state, visit=visit, note=note))
-        wanted = Wanted(
-            block_bytes=block_bytes,
-            needed_blocks=longest.blocks if longest else None,
-            graphs=graphs,
-            reserve=reserve,
-        )
         computed = size_kv(self.measurement, self.knobs, wanted, state, visit)
         try:
             # The smallest rank decides; what this one could have had is among the offers.

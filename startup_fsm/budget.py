@@ -128,7 +128,8 @@ class Inputs:
         shortfall: What an earlier try of this start turned out to lack.
         reserve: What the engine will take after sizing, by names of its own.
         mapped: KV bytes that are mapped already and counted in ``used_by_us``.
-        block_bytes: One KV block over all layers.
+        block_bytes: One KV block over all layers, with what grows beside it.
+        beside: Of ``block_bytes``, what is not the block itself.
         needed_blocks: Blocks of one longest request; None where nobody said.
         pinned: Explicit KV bytes; None to size them.
         most_blocks: A ceiling that is not memory, such as the capacity of the arena.
@@ -144,6 +145,7 @@ class Inputs:
     headroom: int
     margin: int
     block_bytes: int
+    beside: int = 0
     shortfall: int = 0
     reserve: Mapping[str, int] = attrs.field(factory=dict)
     mapped: int = 0
@@ -174,6 +176,8 @@ def compute(inputs: Inputs) -> BudgetComputed:
     if inputs.block_bytes <= 0:
         msg = f"block_bytes: a KV block of {inputs.block_bytes} bytes; it must have at least one"
         raise ValueError(msg)
+    if not 0 <= inputs.beside < inputs.block_bytes:
+        raise ValueError(f"beside_bytes: {inputs.beside} bytes beside each KV block; it must be at least 0")
     for name, size in inputs.reserve.items():
         if name in _TERMS:
             raise ValueError(f"reserve: {name!r} is a term of the budget already\nhint: choose another name")
@@ -213,6 +217,7 @@ def compute(inputs: Inputs) -> BudgetComputed:
         total_bytes=inputs.total,
         reachable_bytes=inputs.used_by_us + free,
         needed_bytes=None if inputs.needed_blocks is None else inputs.needed_blocks * inputs.block_bytes,
+        beside_bytes=inputs.beside,
         missing_bytes=0 if blocks >= least else least * inputs.block_bytes - min(wanted, held),
     )
 
@@ -228,8 +233,8 @@ def term(budget: BudgetComputed, name: str) -> int:
 
 
 def reserved_by_engine(budget: BudgetComputed) -> int:
-    """Bytes that were taken off because the engine said so by itself."""
-    return -sum(each.bytes for each in budget.terms if each.source == OF_ENGINE)
+    """Bytes that were taken off because the engine said so by itself: once, or with each block."""
+    return budget.blocks * budget.beside_bytes - sum(each.bytes for each in budget.terms if each.source == OF_ENGINE)
 
 
 def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float] | None:

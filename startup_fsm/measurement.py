@@ -107,14 +107,17 @@ class Measurement:
         return self.readings[label]
 
     def _may_clear(self) -> bool:
-        """Whether no graph can be alive that has a workspace baked in: none of ours, none of an engine's own pools."""
+        """Whether no graph can be alive that has a workspace baked in: none of ours, none in an engine's own pools."""
         if self.has_real_graphs:
             return False
-        if not self.device.snapshot().foreign_pools:
+        if not self._has_foreign_graphs():
             return True
-        # What was dropped stands in the cache until this.
+        # A graph that only a cycle still holds is nobody's.
         self.recorder.measuring_ns += self.device.settle(clear_workspaces=False).duration_ns
-        return not self.device.snapshot().foreign_pools
+        return not self._has_foreign_graphs()
+
+    def _has_foreign_graphs(self) -> bool:
+        return any(self.device.has_graphs(pool) for pool in self.device.snapshot().foreign_pools)
 
     def _record_settled(self, state: str, visit: int, label: str, settled: Settled) -> None:
         self.recorder.record(
@@ -235,13 +238,14 @@ class Measurement:
         return after
 
     def _find_engine_pools(self, after: Snapshot, state: str, visit: int) -> None:
-        """Who holds pools that the engine opened itself for its graphs; where one is alive its graphs may be."""
+        """Who holds pools that the engine opened itself for its graphs, and whether a graph of it is alive."""
         for name in sorted(graph_pools_of_engine(self.recorder.state) & after.foreign_pools):
-            self.has_real_graphs = True
+            has_graphs = self.device.has_graphs(name)
+            self.has_real_graphs |= has_graphs
             usage = after.pool(name)
             left = 0 if usage is None else usage.reserved_bytes
             found = probes.holders(self.device.holder_test(name))
-            self._record_holders(name, state, visit, {"pool": name}, left, found)
+            self._record_holders(name, state, visit, {"pool": name, "has_graphs": has_graphs}, left, found)
 
     def _record_holders(
         self, purpose: str, state: str, visit: int, inputs: dict[str, object], left: int, found: list[probes.Holder]

@@ -43,7 +43,7 @@ class Holder:
     Attributes:
         path: From a module, an attribute, a closure or a frame down to the tensor.
         kind: ``attribute``, ``closure``, ``partial``, ``frame``, ``module`` or ``unknown``.
-        bytes: Size of the tensor that was found.
+        bytes: Size of the tensor that was found; 0 for a graph.
     """
 
     path: str
@@ -108,44 +108,60 @@ def _collected() -> int:
 
 
 def tensors() -> Iterator[Any]:
-    """Every live Python tensor. ``gc.freeze`` hides objects, so the heap is thawed first."""
+    """Every live Python tensor."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return
+    return iter(()) if torch is None else _alive(torch.Tensor)
+
+
+def graphs() -> Iterator[Any]:
+    """Every live CUDA graph that torch captured, whoever asked for it."""
+    torch = sys.modules.get("torch")
+    return iter(()) if torch is None else _alive(torch.cuda.CUDAGraph)
+
+
+def _alive(kind: type) -> Iterator[Any]:
+    # ``gc.freeze`` hides objects, so the heap is thawed first.
     if gc.get_freeze_count():
         gc.unfreeze()
     for thing in gc.get_objects():
         # ``type()`` touches no attribute of a foreign object; a lazy module's __getattr__ may do anything.
-        if issubclass(type(thing), torch.Tensor):
+        if issubclass(type(thing), kind):
             yield thing
 
 
 def holders(lives_in: Callable[[Any], bool], *, most: int = 8) -> list[Holder]:
     """
-    Name what holds the tensors for which ``lives_in`` is true, at most ``most`` of them.
+    Name what holds the tensors for which ``lives_in`` is true, else the graphs, at most ``most`` of them.
 
     An empty list with the pool still alive means that C++ holds it: a workspace, an autograd graph, a static registry.
     """
     with _alone():
-        found = _found(lives_in, most)
-    # A base whose only owner is a view of it has no Python owner; the view is the one to name.
-    return [holder for holder in found if holder.kind != "unknown"] or found
+        found = _found(tensors(), lives_in, most)
+        # A base whose only owner is a view of it has no Python owner; the view is the one to name.
+        named = [holder for holder in found if holder.kind != "unknown"]
+        return named or _found(graphs(), lives_in, most) or found
 
 
-def _found(lives_in: Callable[[Any], bool], most: int) -> list[Holder]:
+def _found(things: Iterator[Any], lives_in: Callable[[Any], bool], most: int) -> list[Holder]:
     found: list[Holder] = []
-    for tensor in tensors():
+    for thing in things:
         if len(found) >= most:
             break
         try:
-            if not lives_in(tensor):
+            if not lives_in(thing):
                 continue
-            size = int(tensor.untyped_storage().nbytes())
+            size = int(thing.untyped_storage().nbytes()) if hasattr(type(thing), "untyped_storage") else 0
         except (RuntimeError, NotImplementedError):
             continue
-        path, kind = owner_of(tensor)
+        path, kind = owner_of(thing)
         found.append(Holder(path, kind, size))
     return found
+
+
+def any_graph(lives_in: Callable[[Any], bool]) -> bool:
+    """Whether a live CUDA graph is one for which ``lives_in`` is true; what is only garbage counts."""
+    with _alone():
+        return any(lives_in(graph) for graph in graphs())
 
 
 def owner_of(thing: object) -> tuple[str, str]:

@@ -18,13 +18,14 @@ class Wanted:
     What the KV cache is for.
 
     Attributes:
-        block_bytes: Bytes of one KV block over all layers.
+        block_bytes, beside_bytes: Of one KV block over all layers, and of what grows beside it.
         needed_blocks: Blocks of one longest request; None where nobody said.
         graphs: Whether graphs are still to be captured.
         reserve: What the engine will take after this by itself, in bytes by name.
     """
 
     block_bytes: int
+    beside_bytes: int
     needed_blocks: int | None
     graphs: bool
     reserve: Mapping[str, int]
@@ -99,7 +100,8 @@ def _inputs(
         margin=budget.margin_bytes(now.total_bytes, drift=max(0, drift), late_return=measurement.late_return),
         shortfall=measurement.shortfall,
         reserve=wanted.reserve,
-        block_bytes=wanted.block_bytes,
+        block_bytes=wanted.block_bytes + wanted.beside_bytes,
+        beside=wanted.beside_bytes,
         needed_blocks=wanted.needed_blocks,
         pinned=knobs.kv_cache_memory_bytes,
         mapped=now.arena_mapped_bytes,

@@ -62,9 +62,11 @@ def _engine_pools_alive(visit: Visit, after: Snapshot | None, run: RunState) -> 
         usage = None if after is None else after.pool(name)
         left = 0 if usage is None else usage.reserved_bytes
         seq, holders = holders_of(visit, name)
+        probe = visit.probes.get(f"holders_{name}")
+        has_graphs = probe is None or probe[1].inputs.get("has_graphs") is not False
         found.append(
             Finding(
-                code="teardown.graphs_alive",
+                code="teardown.graphs_alive" if has_graphs else "teardown.pool_held",
                 severity="error",
                 state=visit.state,
                 message=f"the engine's own pool {name}, which came with its graphs, still holds {format_bytes(left)}"

@@ -175,8 +175,11 @@ class Device(Protocol):
         """
         A test for "does the storage of this tensor live in the pool of that id (None: in the arena)".
 
-        It stays valid after the pool was released.
+        It stays valid after the pool was released. Of a graph it says whether the graph was captured into that pool.
         """
+
+    def has_graphs(self, pool: str) -> bool:
+        """Whether a graph is alive that was captured into the pool of that id, by whomever."""
 
     def address(self, tensor: Any) -> int:
         """Device address of a tensor's first byte."""

@@ -27,13 +27,13 @@ from startup_fsm.devices.cuda_graphs import (
     repair_allocator,
 )
 from startup_fsm.devices.cuda_observer import Sight, stamp, watch
-from startup_fsm.devices.cuda_readings import largest_blocks, pool_segments, pool_usage, trim_graph_memory
+from startup_fsm.devices.cuda_readings import PoolKey, largest_blocks, pool_segments, pool_usage, trim_graph_memory
 from startup_fsm.devices.host import host_available_bytes, resident_bytes
 from startup_fsm.devices.nvml import Nvml
 from startup_fsm.engine import Graph, Pool
 from startup_fsm.importers.torch_oom import parse_sentence
 from startup_fsm.memory import Snapshot, Tenant
-from startup_fsm.probes import collect_garbage
+from startup_fsm.probes import any_graph, collect_garbage
 
 _POLL_S: Final = 0.02
 _LONGEST_SETTLE_S: Final = 1.0
@@ -264,6 +264,8 @@ class CudaDevice:
 
         def lives_there(tensor: Any) -> bool:
             nonlocal read
+            if isinstance(tensor, torch.cuda.CUDAGraph):
+                return pool is not None and _captured_into(tensor, pool_key(pool))
             if not read:
                 ranges.extend(self._ranges(pool))
                 read = True
@@ -279,6 +281,11 @@ class CudaDevice:
             return pool_segments(self.index, pool_key(pool))
         return [(arena.base, arena.base + arena.reserved_bytes) for arena in self._arenas if not arena.is_closed]
 
+    def has_graphs(self, pool: str) -> bool:
+        """By the graphs of torch that are alive; what only garbage holds counts."""
+        key = pool_key(pool)
+        return any_graph(lambda graph: _captured_into(graph, key))
+
     def address(self, tensor: Any) -> int:
         """Of its first byte."""
         return int(tensor.data_ptr())
@@ -290,6 +297,14 @@ class CudaDevice:
             for opened in self._pools:
                 opened.keep_for_ever()
         return repaired
+
+
+def _captured_into(graph: Any, key: PoolKey) -> bool:
+    try:
+        return tuple(graph.pool()) == key
+    except RuntimeError:
+        # It captured nothing, or was reset.
+        return False
 
 
 def _out_of_memory(error: BaseException) -> BaseException | None:

@@ -297,6 +297,11 @@ class SimulatedDevice:
 
         return lives_there
 
+    def has_graphs(self, pool: str) -> bool:
+        """Whether somebody holds the pool of that id: the model has references where torch has graphs."""
+        use = self.allocator.pools().get(pool_key(pool))
+        return use is not None and use.use_count > 0
+
     def address(self, tensor: Any) -> int:
         """Device address of a buffer's first byte."""
         return int(tensor.address)

@@ -17,7 +17,7 @@ class LittleEngine:
 
     def __init__(self, *, breaks=False, row_bytes=0):
         self.breaks = breaks
-        self.row_bytes = row_bytes
+        self.row_bytes, self.of_graphs = row_bytes, []
         self.graphs, self.caches = {}, []
 
     def load_weights(self, step):
@@ -74,15 +74,16 @@ class LittleEngine:
             values = torch.nn.functional.silu(values @ weight)
             cache.index_copy_(0, slots, values)
             values = values + cache.index_select(0, slots)
-        # Memory that only a graph of so many rows has.
-        scratch = torch.empty(size * self.row_bytes, dtype=torch.uint8, device="cuda")
-        scratch[:1].zero_()
+        if self.row_bytes and torch.cuda.is_current_stream_capturing():
+            # Memory that only graphs have.
+            self.of_graphs.append(torch.empty(size * self.row_bytes, dtype=torch.uint8, device="cuda"))
         return values @ self.head
 
     def release_graphs(self):
         for graph in self.graphs.values():
             graph.reset()
         self.graphs.clear()
+        self.of_graphs.clear()
 
     def release_kv(self):
         self.caches = []
@@ -98,10 +99,24 @@ class LittleEngine:
                 step.probe("replay", {"equal": equal, "largest_difference": 0.0 if equal else 1.0}, size=size)
 
 
-class OwnCaptures(LittleEngine):
-    """Captures with plain torch, into a pool of its own; ``keeps`` forgets one output, ``cripples`` waits in a capture."""
+class Replayed:
+    """A graph of plain torch with what it leaves; a graph that somebody keeps is not reset under him."""
 
-    def __init__(self, *, keeps=False, cripples=False, **given):
+    def __init__(self, graph, output):
+        self.replay, self.output = graph.replay, output
+
+    def reset(self):
+        self.replay = self.output = None
+
+
+class OwnCaptures(LittleEngine):
+    """
+    Captures with plain torch, into a pool of its own.
+
+    ``keeps`` an ``output`` or a ``graph`` that it should let go; ``cripples`` the allocator by waiting in a capture.
+    """
+
+    def __init__(self, *, keeps=None, cripples=False, **given):
         super().__init__(**given)
         self.keeps, self.cripples = keeps, cripples
         self.pool, self.kept = None, None
@@ -116,9 +131,8 @@ class OwnCaptures(LittleEngine):
                 torch.cuda.synchronize()
         self.pool = self.pool or graph.pool()
         if self.keeps:
-            self.kept = output
-        graph.output = output
-        self.graphs[size] = graph
+            self.kept = output if self.keeps == "output" else graph
+        self.graphs[size] = Replayed(graph, output)
 
     def release_graphs(self):
         super().release_graphs()

@@ -36,7 +36,7 @@ def make():
 @pytest.mark.parametrize("knobs", [{"graph_estimate": "none"}, {"graph_share": 0.1}], ids=["none", "a tenth"])
 def test_an_estimate_too_small_is_answered_by_a_smaller_kv_cache(start, knobs):
     """The real capture runs out of the memory of the whole card; the same process sizes again, and is ready."""
-    engine = LittleEngine(row_bytes=24 * MIB)
+    engine = LittleEngine(row_bytes=12 * MIB)
     knobs = {"requested_bytes": None, "utilization": 0.985, "retries": 1, **knobs}
     _, boot, budget = start(throwaway(retries=1), engine, **knobs)
     history = boot.history

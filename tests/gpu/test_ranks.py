@@ -29,8 +29,9 @@ needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than
 @pytest.fixture
 def environment():
     """Without a run or a launcher around it."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ours = ("STARTUP_FSM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_")
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"PYTHONPATH": str(ROOT)}
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | {"PYTHONPATH": path}
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def test_memory_comes_back_with_the_new_program(tmp_path):
     """What the program before held, context included, is free when the next one looks."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     ran = subprocess.run(
         [sys.executable, str(script)], env=environment, capture_output=True, text=True, check=True, timeout=180
     )

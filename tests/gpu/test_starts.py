@@ -80,15 +80,20 @@ def test_captures_of_the_engines_own(start):
     assert trial.after.foreign_pools - trial.before.foreign_pools
     assert predicted > 16 * MIB
     assert abs(taken - predicted) <= 4 * MIB
-    assert 0 <= 8 * GIB - peak <= 151 * MIB + engine.kv_block_bytes() + 2 * MIB
+    # The workspace of the stream that it warms up on is taken off with the graphs and with the headroom.
+    assert 0 <= 8 * GIB - peak <= (151 + 32) * MIB + engine.kv_block_bytes() + 2 * MIB
 
 
-def test_a_graph_of_the_engines_own_that_stays(start):
+@pytest.mark.parametrize(
+    ("keeps", "code", "name"),
+    [("output", "teardown.pool_held", "kept"), ("graph", "teardown.graphs_alive", "kept")],
+)
+def test_a_graph_of_the_engines_own_that_stays(start, keeps, code, name):
     """Its pool still holds memory after teardown: the start ends there, and says who holds it."""
     with pytest.raises(CheckFailed) as caught:
-        start(throwaway(), OwnCaptures(keeps=True))
+        start(throwaway(), OwnCaptures(keeps=keeps))
 
     (found,) = caught.value.findings
     print(found.message)
-    assert (found.code, found.state) == ("teardown.graphs_alive", "teardown")
-    assert "OwnCaptures.kept" in found.message
+    assert (found.code, found.state) == (code, "teardown")
+    assert f"OwnCaptures.{name}" in found.message

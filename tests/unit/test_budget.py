@@ -123,6 +123,21 @@ def test_what_the_engine_reserves_is_a_term_for_each_name() -> None:
     assert (reserved_by_engine(plain), adds_up(kept)) == (0, 0)
 
 
+def test_what_grows_beside_a_block_is_charged_with_it() -> None:
+    """Blocks are those for which both fit; of their bytes it is known which are not the cache."""
+    kept = compute(inputs(block_bytes=4 * MIB, beside=MIB))
+
+    assert kept.blocks == kept.available_bytes // (4 * MIB)
+    assert reserved_by_engine(kept) == kept.blocks * MIB
+
+
+@pytest.mark.parametrize("beside", [-1, 3 * MIB])
+def test_impossible_bytes_beside_a_block_are_refused(beside: int) -> None:
+    """Less than none, or more than all of it."""
+    with pytest.raises(ValueError, match="beside_bytes"):
+        compute(inputs(beside=beside))
+
+
 @pytest.mark.parametrize(
     ("name", "size", "text"),
     [

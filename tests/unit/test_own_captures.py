@@ -109,6 +109,16 @@ class TestEstimate:
         (found,) = [each.finding for each in verdict_of(boot).findings if each.finding.code.startswith("graphs.")]
         assert (found.code, found.observed, found.expected) == ("graphs.not_reserved", sum(SIZES) * ROW, 0)
 
+    def test_room_that_the_engine_keeps_itself_is_room_for_them(self):
+        """What it reserves by a name of its own may be meant for its graphs: then none are missing."""
+        boot, error = started(
+            knobs=Knobs(graph_estimate="none"), reserve_bytes=lambda: {"graphs of mine": sum(SIZES) * ROW}
+        )
+
+        assert error is None
+        assert term(boot.history.budgets[-1][1], "graphs of mine") == -sum(SIZES) * ROW
+        assert [each.finding.code for each in verdict_of(boot).findings] == []
+
     def test_of_a_few_sizes(self):
         """What the largest took is charged for each: one by one it is not known."""
         boot, error = started(knobs=Knobs(graph_method="linear", graph_sample=2))
