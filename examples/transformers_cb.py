@@ -197,13 +197,9 @@ def start(boot: Bootstrap, serving: ExitStack) -> Any:
     model.set_attn_implementation(ATTENTION)
 
     each, fixed = line(boot, model)
-    budget = boot.kv_budget(
-        BLOCK_BYTES,
-        longest=LongestRequest(LONGEST, PAGE),
-        graphs=False,  # they are in the line
-        beside_bytes=max(0, each - BLOCK_BYTES),
-        reserve={"manager": max(0, fixed - headroom(boot.history))},
-    )
+    # Its graphs grow with the cache, so they are in the line.
+    manager = {"manager": max(0, fixed - headroom(boot.history))}
+    budget = boot.kv_budget(each, longest=LongestRequest(LONGEST, PAGE), graphs=False, reserve=manager)
     with boot.state("allocate_kv") as step, step.pool():
         manager = make_manager(model, budget.blocks)
     with boot.state("capture_graphs") as step:

@@ -225,17 +225,16 @@ class Bootstrap:
         *,
         longest: LongestRequest | None = None,
         graphs: bool = True,
-        beside_bytes: int = 0,
         reserve: Mapping[str, int] | None = None,
     ) -> BudgetComputed:
         """
         Size the KV cache; enters ``size_kv`` by itself where it is not open.
 
         Args:
-            block_bytes: Bytes of one KV block over all layers.
+            block_bytes: Bytes of one KV block over all layers, with whatever grows with each block.
             longest: The longest request that must fit; None to ask for one block.
-            graphs: Whether graphs are to be charged: those that are still to be captured.
-            beside_bytes: Bytes that grow with each block beside it, such as masks and indices as long as the cache.
+            graphs: Whether graphs are to be charged: those that are still to be captured. False where none will be, or
+                where ``block_bytes`` or ``reserve`` have room for them.
             reserve: Bytes that the engine will take after this beside graphs and its largest step, by names of its
                 own, such as buffers that it makes with the cache; each is a term of the budget.
 
@@ -245,7 +244,6 @@ class Bootstrap:
         """
         wanted = Wanted(
             block_bytes=block_bytes,
-            beside_bytes=beside_bytes,
             needed_blocks=longest.blocks if longest else None,
             graphs=graphs,
             reserve=reserve or {},

@@ -28,9 +28,16 @@ from startup_fsm.memory import MIB, format_bytes
 LEAST_MARGIN: Final = 64 * MIB
 #: Where a term comes from that the engine named itself.
 OF_ENGINE: Final = "engine"
+#: Source of the term for graphs where the engine asked for none: it captures none, or keeps room for them elsewhere.
+NOT_APART: Final = "not charged apart"
 _TERMS: Final = frozenset(
-    {"requested", "used_by_us", "not_free", "graphs", "headroom", "margin", "shortfall", "already_mapped"}
-)
+    {
+        "requested", "used_by_us", "not_free", "graphs", "headroom", "margin", "shortfall", "already_mapped",
+        "available", "KV cache",
+    }
+)  # fmt: skip
+#: What a journal can hold, in bytes.
+_MOST: Final = 1 << 63
 #: Most that a reading which moved by itself adds to the margin, in bytes.
 MOST_DRIFT: Final = 1024 * MIB
 
@@ -128,8 +135,7 @@ class Inputs:
         shortfall: What an earlier try of this start turned out to lack.
         reserve: What the engine will take after sizing, by names of its own.
         mapped: KV bytes that are mapped already and counted in ``used_by_us``.
-        block_bytes: One KV block over all layers, with what grows beside it.
-        beside: Of ``block_bytes``, what is not the block itself.
+        block_bytes: One KV block over all layers.
         needed_blocks: Blocks of one longest request; None where nobody said.
         pinned: Explicit KV bytes; None to size them.
         most_blocks: A ceiling that is not memory, such as the capacity of the arena.
@@ -145,7 +151,6 @@ class Inputs:
     headroom: int
     margin: int
     block_bytes: int
-    beside: int = 0
     shortfall: int = 0
     reserve: Mapping[str, int] = attrs.field(factory=dict)
     mapped: int = 0
@@ -173,16 +178,10 @@ def compute(inputs: Inputs) -> BudgetComputed:
     Raises:
         ValueError: A block of no bytes; a reserve of less than none, or by a name that a term of ours has.
     """
-    if inputs.block_bytes <= 0:
+    if type(inputs.block_bytes) is not int or inputs.block_bytes <= 0:
         msg = f"block_bytes: a KV block of {inputs.block_bytes} bytes; it must have at least one"
         raise ValueError(msg)
-    if not 0 <= inputs.beside < inputs.block_bytes:
-        raise ValueError(f"beside_bytes: {inputs.beside} bytes beside each KV block; it must be at least 0")
-    for name, size in inputs.reserve.items():
-        if name in _TERMS:
-            raise ValueError(f"reserve: {name!r} is a term of the budget already\nhint: choose another name")
-        if type(size) is not int or size < 0:
-            raise ValueError(f"reserve: {name!r} is {size!r}, and must be a whole number of bytes, at least 0")
+    _check_reserve(inputs.reserve)
     free = min(inputs.free_settled, inputs.free_now)
     by_request = inputs.requested - inputs.used_by_us
     source = inputs.sources.get
@@ -217,9 +216,21 @@ def compute(inputs: Inputs) -> BudgetComputed:
         total_bytes=inputs.total,
         reachable_bytes=inputs.used_by_us + free,
         needed_bytes=None if inputs.needed_blocks is None else inputs.needed_blocks * inputs.block_bytes,
-        beside_bytes=inputs.beside,
         missing_bytes=0 if blocks >= least else least * inputs.block_bytes - min(wanted, held),
     )
+
+
+def _check_reserve(reserve: object) -> None:
+    """What an engine of somebody else's says is anything at all, until it was looked at."""
+    if not isinstance(reserve, Mapping):
+        raise ValueError(f"reserve: {reserve!r} is no mapping of names to bytes")  # noqa: TRY004 - as all that cannot be
+    for name, size in reserve.items():
+        if not isinstance(name, str) or not name.isprintable() or not name.strip():
+            raise ValueError(f"reserve: {name!r} is no name")
+        if name in _TERMS:
+            raise ValueError(f"reserve: {name!r} is a term of the budget already\nhint: choose another name")
+        if type(size) is not int or not 0 <= size < _MOST:
+            raise ValueError(f"reserve: {name!r} is {size!r}, and must be a whole number of bytes, at least 0")
 
 
 def adds_up(budget: BudgetComputed) -> int:
@@ -230,11 +241,6 @@ def adds_up(budget: BudgetComputed) -> int:
 def term(budget: BudgetComputed, name: str) -> int:
     """One term of a budget in bytes, signed as it was counted; 0 when it has none of that name."""
     return next((each.bytes for each in budget.terms if each.term == name), 0)
-
-
-def reserved_by_engine(budget: BudgetComputed) -> int:
-    """Bytes that were taken off because the engine said so by itself: once, or with each block."""
-    return budget.blocks * budget.beside_bytes - sum(each.bytes for each in budget.terms if each.source == OF_ENGINE)
 
 
 def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float] | None:

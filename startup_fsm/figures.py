@@ -56,7 +56,7 @@ def _sized_figures(run: RunState, figures: dict[str, int | float | None]) -> Non
     figures["graph_estimate_bytes"] = -budget.term(computed, "graphs")
     figures["activation_reserved_peak_bytes"] = -budget.term(computed, "headroom")
     if not computed.missing_bytes:
-        figures["kv_cache_bytes"] = computed.kv_bytes - computed.blocks * computed.beside_bytes
+        figures["kv_cache_bytes"] = computed.kv_bytes
         figures["gpu_blocks"] = computed.blocks
     sizing = run.last("size_kv")
     if sizing is not None and (fits := request_that_fits(sizing, computed)):

@@ -151,10 +151,14 @@ def _chosen(device: str) -> Device:
 
 
 def _takes_device(factory: Callable[..., Any]) -> bool:
+    """Whether it has a parameter of that name to be filled: none that it has a value of its own for."""
     try:
-        return "device" in inspect.signature(factory).parameters
+        # What a decorator takes is what counts, not what it wraps.
+        parameter = inspect.signature(factory, follow_wrapped=False).parameters.get("device")
     except (TypeError, ValueError):
         return False
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return parameter is not None and parameter.kind in by_name and parameter.default in (inspect.Parameter.empty, None)
 
 
 def _check(target: str, engine: object, options: object) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from startup_fsm import budget, estimators, probes
-from startup_fsm.checks.readings import graph_pools_of_engine
+from startup_fsm.checks.readings import graph_pools_of_engine, pools_of_graphs_grew, reserved_in
 from startup_fsm.devices.base import Arena, Device, Settled
 from startup_fsm.engine import Pool
 from startup_fsm.events import (
@@ -152,34 +152,27 @@ class Measurement:
             self.settle(state, visit, "F0", clear_workspaces=True)
         elif state == "capture_throwaway":
             alive = self.settle(state, visit, "F1", clear_workspaces=False)
-            self.has_trial = bool(self._captures(state)) or self._has_new_pools(alive)
+            self.has_trial |= self._has_captured(state, alive)
         elif state == "teardown":
             self.tear_down(state, visit)
         elif state == "capture_graphs":
             alive = self.settle(state, visit, "F3", clear_workspaces=False)
-            self.has_real_graphs |= self._has_new_pools(alive)
+            self.has_real_graphs |= self._has_captured(state, alive)
             self._compare(alive.own_bytes - self.readings["enter"].own_bytes, state, visit)
 
-    def _has_new_pools(self, now: Snapshot) -> bool:
-        """Whether pools that are not ours came in this state: the engine captured by itself."""
-        return bool(now.foreign_pools - self.readings["enter"].foreign_pools)
+    def _has_captured(self, state: str, alive: Snapshot) -> bool:
+        """Whether graphs were captured in this state, by us or by the engine itself."""
+        return bool(self._captures(state)) or pools_of_graphs_grew(self.readings["enter"], alive)
 
     def tear_down(self, state: str, visit: int) -> None:
         """Release graphs, then KV, each with its proof; and make the estimate where the readings allow it."""
-        kv = 0 if any(purpose in self.pools for purpose in _KV) else self._unpooled_kv()
         after_graphs = self._release(_GRAPHS, "F1b", state, visit)
-        after_kv = self._release(_KV, "F2", state, visit)
+        # Before the reading that the next budget takes for what is free.
         self._close_arena(state, visit)
+        after_kv = self._release(_KV, "F2", state, visit)
         if self.has_trial:
-            self._estimate(self.readings["F1"], after_graphs, after_kv, kv, state)
+            self._estimate(self.readings["F1"], after_graphs, after_kv, state)
         self.has_trial = False
-
-    def _unpooled_kv(self) -> int:
-        """Bytes of a profiling KV cache that lies in no pool of ours: it goes together with the graphs."""
-        made = self.recorder.state.last("bootstrap_kv")
-        if made is None or made.before is None or made.after is None:
-            return 0
-        return max(0, made.after.own_bytes - made.before.own_bytes)
 
     def _close_arena(self, state: str, visit: int) -> None:
         """Give the arena back, unless something still points into it: then it stays, and a check will say so."""
@@ -196,7 +189,7 @@ class Measurement:
         """A graph pool that a repair ended: it is not ours any more, and no graph of it lives."""
         pool = self.pools.pop(purpose)
         self.has_real_graphs = False
-        left = _reserved(self.device.snapshot(), pool)
+        left = reserved_in(self.device.snapshot(), pool.id)
         self.recorder.record(PoolReleased(pool=pool.id, purpose=purpose, state=state, visit=visit, left_bytes=left))
 
     def _release(self, purposes: tuple[str, ...], label: str, state: str, visit: int) -> Snapshot:
@@ -218,7 +211,7 @@ class Measurement:
         if purposes == _GRAPHS:
             self._find_engine_pools(after, state, visit)
         for purpose, pool in pools.items():
-            held, left = _reserved(before, pool), _reserved(after, pool)
+            held, left = reserved_in(before, pool.id), reserved_in(after, pool.id)
             self.recorder.record(
                 PoolReleased(
                     pool=pool.id,
@@ -239,11 +232,10 @@ class Measurement:
 
     def _find_engine_pools(self, after: Snapshot, state: str, visit: int) -> None:
         """Who holds pools that the engine opened itself for its graphs, and whether a graph of it is alive."""
-        for name in sorted(graph_pools_of_engine(self.recorder.state) & after.foreign_pools):
+        for name, had in sorted(graph_pools_of_engine(self.recorder.state).items()):
+            if (left := reserved_in(after, name) - had) <= 0:
+                continue
             has_graphs = self.device.has_graphs(name)
-            self.has_real_graphs |= has_graphs
-            usage = after.pool(name)
-            left = 0 if usage is None else usage.reserved_bytes
             found = probes.holders(self.device.holder_test(name))
             self._record_holders(name, state, visit, {"pool": name, "has_graphs": has_graphs}, left, found)
 
@@ -260,10 +252,10 @@ class Measurement:
             )
         )
 
-    def _estimate(self, alive: Snapshot, after_graphs: Snapshot, after_kv: Snapshot, kv: int, state: str) -> None:
-        """What the graphs take, from what came back; ``kv`` of that was the profiling KV cache."""
+    def _estimate(self, alive: Snapshot, after_graphs: Snapshot, after_kv: Snapshot, state: str) -> None:
+        """What the graphs take, from what came back; a profiling KV cache outside our pools comes back with them."""
         baseline = self.readings.get("F0")
-        returned = alive.own_bytes - after_graphs.own_bytes - kv
+        returned = alive.own_bytes - after_graphs.own_bytes
         seen = self._captures("capture_throwaway")
         sizes = self.sizes or tuple(each.size for each in seen)
         # An engine that captures by itself does not say what; we asked for the largest of them.
@@ -280,7 +272,7 @@ class Measurement:
                 method="release" if is_whole else self.method,
                 recurring_bytes=self.recurring,
                 one_time_bytes=0 if baseline is None else after_kv.own_bytes - baseline.own_bytes,
-                kv_bytes=after_graphs.own_bytes - after_kv.own_bytes + kv,
+                kv_bytes=after_graphs.own_bytes - after_kv.own_bytes,
                 seen=count,
                 of=len(sizes),
                 error_bytes=_ERROR_OF_ALL if is_whole else _ERROR_OF_SOME,
@@ -299,11 +291,12 @@ class Measurement:
 
     def _compare(self, actual: int, state: str, visit: int) -> None:
         """How far off the estimate was, and what the other rules would have said from the same first graphs."""
+        if self.has_real_graphs:
+            # Should this start go back to sizing, it knows what its graphs take.
+            self.learned_graphs = max(self.learned_graphs, actual)
         seen = self._captures(state)
         if not seen:
             return
-        # Should this start go back to sizing, it knows what its graphs take.
-        self.learned_graphs = max(self.learned_graphs, actual)
         said = estimators.every_rule(seen, [each.size for each in seen], actual)
         result: dict[str, int | None] = {"actual_bytes": actual, "estimated_bytes": self.recurring}
         result |= {f"{rule}_bytes": value for rule, value in said.items() if rule != "all"}
@@ -335,8 +328,3 @@ class Measurement:
     def lessons(self) -> dict[str, int]:
         """What failed tries taught, in bytes, for the journal."""
         return {"learned_graph_bytes": self.learned_graphs, "shortfall_bytes": self.shortfall}
-
-
-def _reserved(snapshot: Snapshot, pool: Pool) -> int:
-    usage = snapshot.pool(pool.id)
-    return 0 if usage is None else usage.reserved_bytes

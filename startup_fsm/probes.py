@@ -15,7 +15,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Final
 
 import attrs
@@ -24,7 +24,7 @@ _DEPTH: Final = 8
 _BREADTH: Final = 2_000
 _OLDEST: Final = 2
 #: How long another thread's collection is waited for, and how often it is looked at, in seconds.
-_OTHER_S: Final = 5.0
+_OTHER_S: Final = 2.0
 _AGAIN_S: Final = 0.002
 _HEAP: Final = threading.RLock()
 #: What waits in the middle of a function, and where its frame is.
@@ -58,12 +58,20 @@ def collect_garbage(*, thaw: bool = False) -> None:
     Args:
         thaw: Collect what an engine froze, too; it is frozen again.
     """
-    with _alone():
-        was_frozen = thaw and gc.get_freeze_count() > 0
-        if was_frozen:
-            gc.unfreeze()
+    with _alone(), _thawed() if thaw else nullcontext():
         if _collected():
             _collected()
+
+
+@contextmanager
+def _thawed() -> Iterator[None]:
+    """``gc.freeze`` hides objects from the collector and from whoever asks it; what was frozen is frozen again."""
+    was_frozen = gc.get_freeze_count() > 0
+    if was_frozen:
+        gc.unfreeze()
+    try:
+        yield
+    finally:
         if was_frozen:
             gc.freeze()
 
@@ -108,21 +116,18 @@ def _collected() -> int:
 
 
 def tensors() -> Iterator[Any]:
-    """Every live Python tensor."""
+    """Every live Python tensor that is not frozen."""
     torch = sys.modules.get("torch")
     return iter(()) if torch is None else _alive(torch.Tensor)
 
 
 def graphs() -> Iterator[Any]:
-    """Every live CUDA graph that torch captured, whoever asked for it."""
+    """Every live CUDA graph that torch captured, whoever asked for it, and that is not frozen."""
     torch = sys.modules.get("torch")
     return iter(()) if torch is None else _alive(torch.cuda.CUDAGraph)
 
 
 def _alive(kind: type) -> Iterator[Any]:
-    # ``gc.freeze`` hides objects, so the heap is thawed first.
-    if gc.get_freeze_count():
-        gc.unfreeze()
     for thing in gc.get_objects():
         # ``type()`` touches no attribute of a foreign object; a lazy module's __getattr__ may do anything.
         if issubclass(type(thing), kind):
@@ -135,7 +140,7 @@ def holders(lives_in: Callable[[Any], bool], *, most: int = 8) -> list[Holder]:
 
     An empty list with the pool still alive means that C++ holds it: a workspace, an autograd graph, a static registry.
     """
-    with _alone():
+    with _alone(), _thawed():
         found = _found(tensors(), lives_in, most)
         # A base whose only owner is a view of it has no Python owner; the view is the one to name.
         named = [holder for holder in found if holder.kind != "unknown"]
@@ -160,7 +165,7 @@ def _found(things: Iterator[Any], lives_in: Callable[[Any], bool], most: int) ->
 
 def any_graph(lives_in: Callable[[Any], bool]) -> bool:
     """Whether a live CUDA graph is one for which ``lives_in`` is true; what is only garbage counts."""
-    with _alone():
+    with _alone(), _thawed():
         return any(lives_in(graph) for graph in graphs())
 
 

@@ -18,14 +18,13 @@ class Wanted:
     What the KV cache is for.
 
     Attributes:
-        block_bytes, beside_bytes: Of one KV block over all layers, and of what grows beside it.
+        block_bytes: Bytes of one KV block over all layers, with whatever grows beside it.
         needed_blocks: Blocks of one longest request; None where nobody said.
         graphs: Whether graphs are still to be captured.
         reserve: What the engine will take after this by itself, in bytes by name.
     """
 
     block_bytes: int
-    beside_bytes: int
     needed_blocks: int | None
     graphs: bool
     reserve: Mapping[str, int]
@@ -34,7 +33,7 @@ class Wanted:
 def size_kv(measurement: Measurement, knobs: budget.Knobs, wanted: Wanted, state: str, visit: int) -> BudgetComputed:
     """Read memory once more, and compute the budget; every choice on the way is a decision in the journal."""
     now = measurement.snapshot(state, visit, "sizing")
-    graphs = _for_graphs(measurement, knobs, state) if wanted.graphs else (0, "no graphs are captured")
+    graphs = _for_graphs(measurement, knobs, state) if wanted.graphs else (0, budget.NOT_APART)
     if measurement.profile_peak is None:
         reason = "no activations were profiled: nothing is kept free for the largest step"
         measurement.recorder.record(DecisionMade(decision="no_headroom", reason=reason, state=state))
@@ -100,8 +99,7 @@ def _inputs(
         margin=budget.margin_bytes(now.total_bytes, drift=max(0, drift), late_return=measurement.late_return),
         shortfall=measurement.shortfall,
         reserve=wanted.reserve,
-        block_bytes=wanted.block_bytes + wanted.beside_bytes,
-        beside=wanted.beside_bytes,
+        block_bytes=wanted.block_bytes,
         needed_blocks=wanted.needed_blocks,
         pinned=knobs.kv_cache_memory_bytes,
         mapped=now.arena_mapped_bytes,

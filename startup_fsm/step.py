@@ -59,6 +59,7 @@ class LiveStep:
         self._show = show
         self._boundary = boundary
         self._noted = time.monotonic()
+        self._warned = False
 
     def note(self, **facts: Any) -> None:
         """Record facts that exist only inside this state; names that say secret are withheld."""
@@ -93,8 +94,9 @@ class LiveStep:
         """Tensors of a simulated device are memory of this machine, which may not have what the budget gives."""
         device, budgets = self._measurement.device, self._recorder.state.budgets
         room = host_available_bytes()
-        if device.kind != "simulated" or not device.has_values or not budgets or room is None:
+        if self._warned or device.kind != "simulated" or not device.has_values or not budgets or room is None:
             return
+        self._warned = True
         kv_bytes = budgets[-1][1].kv_bytes
         if kv_bytes > room:
             text = f"the KV cache may have {format_bytes(kv_bytes)} of {device.name}; this machine has"

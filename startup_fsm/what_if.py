@@ -312,11 +312,13 @@ def _resized(sizing: Sizing, available: int, **more: Any) -> Sizing:
 
 
 def _charge(sizing: Sizing, name: str, factor: float, names: frozenset[str], assumed: str) -> Sizing:
-    if not any(term.term in names for term in sizing.terms):
+    charged = [term.term in names and term.source != budget.OF_ENGINE for term in sizing.terms]
+    if not any(charged):
         msg = f"{name}: nothing tells what is charged for it"
         raise ValueError(msg)
     terms = tuple(
-        attrs.evolve(term, bytes=round(term.bytes * factor)) if term.term in names else term for term in sizing.terms
+        attrs.evolve(term, bytes=round(term.bytes * factor)) if is_charged else term
+        for term, is_charged in zip(sizing.terms, charged, strict=True)
     )
     freed = sum(new.bytes - old.bytes for new, old in zip(terms, sizing.terms, strict=True))
     return _resized(sizing, sizing.available_bytes + freed, terms=terms, assumed=(*sizing.assumed, assumed))

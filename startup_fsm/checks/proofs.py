@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from startup_fsm import ranks
-from startup_fsm.checks.readings import graph_pools_of_engine, holders_of, sequence_numbers, shown_holders
+from startup_fsm.checks.readings import graph_pools_of_engine, holders_of, reserved_in, sequence_numbers, shown_holders
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot, format_bytes
@@ -57,20 +57,25 @@ def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, ru
 
 
 def _engine_pools_alive(visit: Visit, after: Snapshot | None, run: RunState) -> list[Finding]:
+    """What pools of the engine's own still hold: an error only where a graph is alive, which could be replayed."""
     found: list[Finding] = []
-    for name in sorted(graph_pools_of_engine(run) & (frozenset() if after is None else after.foreign_pools)):
-        usage = None if after is None else after.pool(name)
-        left = 0 if usage is None else usage.reserved_bytes
+    if after is None:
+        return found
+    for name, had in sorted(graph_pools_of_engine(run).items()):
+        left = reserved_in(after, name) - had
+        if left <= 0:
+            continue
         seq, holders = holders_of(visit, name)
         probe = visit.probes.get(f"holders_{name}")
-        has_graphs = probe is None or probe[1].inputs.get("has_graphs") is not False
+        has_graphs = probe is not None and probe[1].inputs.get("has_graphs") is True
+        what = "a graph of it is alive" if has_graphs else "no graph of it is alive"
         found.append(
             Finding(
                 code="teardown.graphs_alive" if has_graphs else "teardown.pool_held",
-                severity="error",
+                severity="error" if has_graphs else "warning",
                 state=visit.state,
-                message=f"the engine's own pool {name}, which came with its graphs, still holds {format_bytes(left)}"
-                f" after teardown, held by: {shown_holders(holders)}",
+                message=f"the engine's own pool {name}, which grew with its graphs, still holds {format_bytes(left)}"
+                f" after teardown; {what}; held by: {shown_holders(holders)}",
                 observed=left,
                 expected=0,
                 tolerance=0,

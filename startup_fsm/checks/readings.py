@@ -7,6 +7,7 @@ from typing import Any
 
 from startup_fsm import budget
 from startup_fsm.fold import RunState, Visit
+from startup_fsm.memory import Snapshot
 
 
 def utilization(run: RunState) -> float | None:
@@ -29,25 +30,56 @@ def graphs_actual(visit: Visit) -> int | None:
     settled = visit.snapshots.get("F3") or visit.snapshots.get("leave")
     if visit.before is None or settled is None:
         return None
-    if not visit.captures and not settled[1].foreign_pools - visit.before.foreign_pools:
+    if not visit.captures and not pools_of_graphs_grew(visit.before, settled[1]):
         return None
     return settled[1].own_bytes - visit.before.own_bytes
 
 
-def graph_pools_of_engine(run: RunState) -> frozenset[str]:
-    """Pools that are not ours and came while graphs were captured: the engine captured into them by itself."""
-    captures = [visit for visit in run.visits if visit.state in ("capture_throwaway", "capture_graphs")]
-    seen = [(each.before, each.after) for each in captures]
-    came = [after.foreign_pools - before.foreign_pools for before, after in seen if before and after]
-    return frozenset().union(*came)
+def graph_pools_of_engine(run: RunState) -> dict[str, int]:
+    """
+    Pools that are not ours and grew while graphs were captured: the engine captured into them by itself.
+
+    With the least bytes that each had when such a state was entered: it must come back to them.
+    """
+    found: dict[str, int] = {}
+    for visit in run.visits:
+        if visit.state in ("capture_throwaway", "capture_graphs") and visit.before and visit.after:
+            for name in grown_pools(visit.before, visit.after):
+                had = reserved_in(visit.before, name)
+                found[name] = min(had, found.get(name, had))
+    return found
+
+
+def grown_pools(before: Snapshot, after: Snapshot) -> list[str]:
+    """Pools that are not ours and hold more than before."""
+    return [name for name in sorted(after.foreign_pools) if reserved_in(after, name) > reserved_in(before, name)]
+
+
+def pools_of_graphs_grew(before: Snapshot, after: Snapshot) -> bool:
+    """Whether something was captured in between: into a pool of ours for graphs, or by the engine into its own."""
+    ours = [pool for pool in after.pools if pool.purpose in ("throwaway_graphs", "graphs")]
+    grew = any(pool.reserved_bytes > reserved_in(before, pool.pool) for pool in ours)
+    return grew or bool(grown_pools(before, after))
+
+
+def reserved_in(snapshot: Snapshot, pool: str) -> int:
+    """Bytes that a pool holds; 0 where the snapshot does not have it."""
+    usage = snapshot.pool(pool)
+    return 0 if usage is None else usage.reserved_bytes
 
 
 def graphs_reserved(visit: Visit, run: RunState) -> tuple[int, int] | None:
-    """Seq and bytes of what the budget before a capture took off for its graphs; None where sizing comes after it."""
+    """
+    Seq and bytes of what the budget before a capture took off for its graphs.
+
+    None where sizing comes after it, or where the engine keeps room for them by itself.
+    """
     torn = [each.entered_seq for each in run.visits_of("teardown") if each.entered_seq < visit.entered_seq]
     since = torn[-1] if torn else 0
     for seq, computed in reversed(run.budgets):
         if since < seq < visit.entered_seq:
+            if any(term.term == "graphs" and term.source == budget.NOT_APART for term in computed.terms):
+                return None
             return seq, -budget.term(computed, "graphs")
     return None
 

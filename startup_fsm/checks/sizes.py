@@ -102,9 +102,6 @@ def graphs_as_estimated(visit: Visit, before: Snapshot | None, after: Snapshot |
     estimate = next((made for _, made in reversed(run.estimates)), None)
     tolerance = GRAPH_TOLERANCE + (estimate.error_bytes if estimate else 0)
     off = actual - promised
-    if off > 0:
-        # Room that the engine keeps by itself may be meant for its graphs.
-        off = max(0, off - budget.reserved_by_engine(dict(run.budgets)[seq]))
     if abs(off) <= tolerance:
         return []
     if off < 0 and estimate is not None and abs(estimate.recurring_bytes - actual) <= tolerance:

@@ -89,7 +89,6 @@ class BudgetComputed(Event):
         terms: Each counted once, signed.
         available_bytes: What is left for the KV cache before flooring; negative when nothing is.
         block_bytes, blocks, kv_bytes: ``kv_bytes = blocks * block_bytes <= available_bytes``.
-        beside_bytes: Of ``block_bytes``, what grows with a block beside the KV cache itself, as the engine said.
         requested_bytes: The request on the device; the ceiling of everything.
         total_bytes: The device, as CUDA gives it.
         reachable_bytes: The largest request that the device could honour: used by us, and free.
@@ -111,7 +110,6 @@ class BudgetComputed(Event):
     reachable_bytes: int
     needed_bytes: int | None = None
     missing_bytes: int = 0
-    beside_bytes: int = 0
 
 
 @attrs.frozen(kw_only=True)

@@ -11,6 +11,7 @@ from startup_fsm.errors import EngineImportError
 from startup_fsm.memory import GIB
 
 FACTORIES = """
+import functools
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.engines.counting import CountingEngine
 
@@ -24,6 +25,29 @@ def wraps(device):
 def brings():
     device = SimulatedDevice(4 << 30)
     return CountingEngine(device=device), {"device": device, "engine": "mine"}
+
+def has_one(device="cuda"):
+    assert device == "cuda"
+    return plain()
+
+bound = functools.partial(asks, device=SimulatedDevice(4 << 30))
+
+def supplied(function):
+    @functools.wraps(function)
+    def call():
+        return function(device=SimulatedDevice(4 << 30))
+    return call
+
+@supplied
+def decorated(device):
+    return CountingEngine(device=device)
+
+def by_place(*device, **more):
+    assert not device and not more
+    return plain()
+
+def may(device=None):
+    return CountingEngine(device=device)
 
 def plain():
     return CountingEngine(device=SimulatedDevice(4 << 30))
@@ -70,6 +94,22 @@ def test_a_factory_that_asks_for_nothing_gets_nothing():
 
     assert isinstance(engine, CountingEngine)
     assert options == {}
+
+
+@pytest.mark.parametrize("name", ["has_one", "bound", "decorated", "by_place"])
+def test_a_factory_with_a_device_of_its_own_keeps_it(name):
+    """A default, a bound argument, a decorator that supplies it, or a name for any number of things ask for nothing."""
+    engine, options = launch.made(f"some_factories:{name}")
+
+    assert options == {}
+    assert engine.device.snapshot().total_bytes == 4 * GIB
+
+
+def test_a_factory_that_may_have_it_gets_it():
+    """None as the default is no device."""
+    engine, options = launch.made("some_factories:may", "sim")
+
+    assert options["device"] is engine.device
 
 
 def test_a_device_that_is_not_there_is_said_before_the_factory_runs():

@@ -13,7 +13,7 @@ from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.engines.counting import CountingEngine
 from startup_fsm.errors import CheckFailed, RestartRequired
 from startup_fsm.memory import GIB, MIB
-from startup_fsm.plan import single_capture, throwaway
+from startup_fsm.plan import observed, single_capture, throwaway
 from startup_fsm.testing import counting_start, verdict_of
 
 SIZES = (16, 8, 4, 2, 1)
@@ -25,6 +25,8 @@ class OwnCaptures(CountingEngine):
     """Opens a pool that nobody was told of, and keeps what it captures there."""
 
     leaks = False
+    seed, early = 0, None
+    into_ours = False
     in_pool = True
     fails_in = None
     number = 100
@@ -37,10 +39,22 @@ class OwnCaptures(CountingEngine):
         if step.state == self.fails_in:
             self.fails_in = None
             raise RuntimeError(FORBIDDEN_WORDS)
-        OwnCaptures.number += 1
-        pool = SimulatedPool(self.device, (7, OwnCaptures.number), "nobody was told")
+        if self.into_ours:
+            pool = step.pool()
+        elif self.early is not None:
+            pool = self.early
+        else:
+            OwnCaptures.number += 1
+            pool = SimulatedPool(self.device, (7, OwnCaptures.number), "nobody was told")
         with pool:
             self.held.append((pool, self.device.buffers(1, size * ROW)))
+
+    def profile_activations(self, step):
+        super().profile_activations(step)
+        if self.seed:
+            self.early = SimulatedPool(self.device, (7, 1), "nobody was told")
+            with self.early:
+                self.seeded = self.device.buffers(1, self.seed)
 
     def allocate_kv(self, step, blocks):
         if self.in_pool:
@@ -58,17 +72,22 @@ class OwnCaptures(CountingEngine):
         left = self.held[:1] if self.leaks else []
         for pool, buffers in self.held[len(left) :]:
             buffers.clear()
-            pool.release()
+            if not self.into_ours:
+                pool.release()
+        self.early = None
         self.held = left
 
 
-def started(plan=None, *, knobs=None, mode="default", **attributes):
+def started(plan=None, *, knobs=None, mode="default", apart=True, **attributes):
     """A start of such an engine: the boot, and what it raised."""
     device = SimulatedDevice(4 * GIB)
     boot, _ = counting_start(device=device, plan=plan or throwaway(), knobs=knobs, mode=mode)
     engine = OwnCaptures(device=device, sizes=SIZES)
     for name, value in attributes.items():
         setattr(engine, name, value)
+    if not apart:
+        budget = boot.kv_budget
+        boot.kv_budget = lambda size, **given: budget(size, **{**given, "graphs": False})
     try:
         boot.run(engine)
     except Exception as error:  # noqa: BLE001 - what came of it is what the tests are about
@@ -87,19 +106,52 @@ def small_heap():
 class TestEstimate:
     """What comes back when such graphs die is what is reserved for the next ones."""
 
-    @pytest.mark.parametrize(("in_pool", "kv_mib"), [(True, 40), (False, 32)], ids=["KV in our pool", "KV in none"])
-    def test_measured_by_release(self, in_pool, kv_mib):
-        """The bytes of the pools, whoever opened them; a profiling KV cache outside our pools is not counted with them."""
-        boot, error = started(in_pool=in_pool)
+    @pytest.mark.parametrize("seed", [0, 64 * MIB], ids=["new pools", "one that held memory before"])
+    def test_measured_by_release(self, seed, monkeypatch):
+        """The bytes of the pools, whoever opened them, and whenever."""
+        if seed:
+            # The model takes whoever holds a pool for a graph; torch knows its graphs.
+            monkeypatch.setattr(SimulatedDevice, "has_graphs", lambda *_: False)
+        boot, error = started(seed=seed)
 
         assert error is None
         (_, made), (_, budget) = boot.history.estimates[-1], boot.history.budgets[-1]
         assert made.method == "release"
         assert made.recurring_bytes == sum(SIZES) * ROW
-        assert made.kv_bytes == kv_mib * MIB
+        assert made.kv_bytes == 40 * MIB
         assert -term(budget, "graphs") == made.recurring_bytes
         assert verdict_of(boot).outcome == "ready"
         assert [each.finding.code for each in verdict_of(boot).findings] == []
+
+    def test_a_profiling_cache_in_none_of_our_pools_comes_back_with_them(self):
+        """Nobody can tell what was which: it is reserved for graphs, and none of it is lost to them."""
+        boot, error = started(in_pool=False)
+
+        assert error is None
+        assert boot.history.estimates[-1][1].recurring_bytes == sum(SIZES) * ROW + 32 * MIB
+
+    def test_captured_into_our_pool(self):
+        """The pool of the state is there for it, also without our call."""
+        boot, error = started(into_ours=True)
+
+        assert error is None
+        assert boot.history.estimates[-1][1].recurring_bytes == sum(SIZES) * ROW
+        assert boot.measurement.has_real_graphs
+        assert verdict_of(boot).figures["graph_actual_bytes"] == sum(SIZES) * ROW
+
+    def test_captured_in_two_visits(self):
+        """What the first of them captured is not forgotten by the second, which captures nothing."""
+        device = SimulatedDevice(4 * GIB)
+        boot, _ = counting_start(device=device, plan=observed())
+        engine = OwnCaptures(device=device, sizes=SIZES)
+        with boot.state("capture_throwaway") as step:
+            engine.capture(step, 16)
+        with boot.state("capture_throwaway"):
+            pass
+        with boot.state("teardown"):
+            engine.release_graphs()
+
+        assert boot.history.estimates[-1][1].recurring_bytes == 16 * ROW
 
     def test_the_actual_is_compared(self):
         """Graphs that take more than was reserved are a finding, as they are for graphs of ours."""
@@ -109,14 +161,23 @@ class TestEstimate:
         (found,) = [each.finding for each in verdict_of(boot).findings if each.finding.code.startswith("graphs.")]
         assert (found.code, found.observed, found.expected) == ("graphs.not_reserved", sum(SIZES) * ROW, 0)
 
-    def test_room_that_the_engine_keeps_itself_is_room_for_them(self):
-        """What it reserves by a name of its own may be meant for its graphs: then none are missing."""
+    def test_what_the_engine_reserves_is_not_for_them(self):
+        """Graphs that outgrow what was reserved for them are found, whatever else was."""
         boot, error = started(
-            knobs=Knobs(graph_estimate="none"), reserve_bytes=lambda: {"graphs of mine": sum(SIZES) * ROW}
+            knobs=Knobs(graph_estimate=16 * MIB, utilization=0.8), reserve_bytes=lambda: {"draft": 500 * MIB}
         )
 
         assert error is None
-        assert term(boot.history.budgets[-1][1], "graphs of mine") == -sum(SIZES) * ROW
+        assert term(boot.history.budgets[-1][1], "draft") == -500 * MIB
+        assert "graphs.estimate_short" in [each.finding.code for each in verdict_of(boot).findings]
+
+    def test_an_engine_that_has_room_for_them_elsewhere_says_so(self):
+        """Without a term of their own nothing is compared, and no term says that none are missing."""
+        boot, error = started(apart=False, reserve_bytes=lambda: {"graphs of mine": sum(SIZES) * ROW})
+
+        assert error is None
+        graphs = next(each for each in boot.history.budgets[-1][1].terms if each.term == "graphs")
+        assert (graphs.bytes, graphs.source) == (0, "not charged apart")
         assert [each.finding.code for each in verdict_of(boot).findings] == []
 
     def test_of_a_few_sizes(self):
@@ -182,7 +243,23 @@ class TestTeardown:
         }
         assert cleared["F0"]
         assert not cleared["F2"]
-        assert boot.measurement.has_real_graphs
+
+    def test_it_is_not_taken_for_one_that_stays(self):
+        """Under observe the start goes on: what the real graphs will take is reserved all the same."""
+        boot, error = started(leaks=True, mode="observe")
+
+        assert error is None
+        graphs = next(each for each in boot.history.budgets[-1][1].terms if each.term == "graphs")
+        assert graphs.source == "measured by release"
+
+    def test_what_stays_without_a_graph_is_a_warning(self, monkeypatch):
+        """Such as a pool that somebody else opened meanwhile: nothing of it can be replayed."""
+        monkeypatch.setattr(SimulatedDevice, "has_graphs", lambda *_: False)
+        boot, error = started(leaks=True)
+
+        assert error is None
+        (found,) = [each.finding for each in verdict_of(boot).findings if each.finding.code == "teardown.pool_held"]
+        assert (found.severity, found.bytes) == ("warning", 16 * ROW)
 
 
 class TestRepair:
