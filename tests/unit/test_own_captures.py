@@ -106,7 +106,7 @@ def small_heap():
 class TestEstimate:
     """What comes back when such graphs die is what is reserved for the next ones."""
 
-    @pytest.mark.parametrize("seed", [0, 64 * MIB], ids=["new pools", "one that held memory before"])
+    @pytest.mark.parametrize("seed", [0, 32 * MIB], ids=["new pools", "one that held memory before"])
     def test_measured_by_release(self, seed, monkeypatch):
         """The bytes of the pools, whoever opened them, and whenever."""
         if seed:

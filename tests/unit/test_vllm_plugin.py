@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
 
+from startup_fsm import identity
 from startup_fsm.integrations import vllm as integration
-from startup_fsm.integrations.vllm import enforcing, plugin, recording
+from startup_fsm.integrations.vllm import enforcing, facts, plugin, recording
 from startup_fsm.integrations.vllm.patching import Patches, Target
 from startup_fsm.memory import GIB, MIB, Snapshot
 from startup_fsm.reading import read_starts
@@ -122,14 +124,14 @@ import types
 
 __version__ = "0.25.1"
 
-def config(utilization=0.9):
+def config(utilization=0.9, shards=1):
     part = types.SimpleNamespace
     return part(
         cache_config=part(gpu_memory_utilization=utilization, kv_cache_memory_bytes=None, cache_dtype="auto"),
         model_config=part(model="/models/x", max_model_len=8192, enforce_eager=False, quantization=None, dtype="bfloat16",
                           hf_text_config=part(vocab_size=128256)),
         scheduler_config=part(max_num_seqs=1024, max_num_batched_tokens=8192),
-        parallel_config=part(tensor_parallel_size=1, pipeline_parallel_size=1),
+        parallel_config=part(tensor_parallel_size=shards, pipeline_parallel_size=1),
         compilation_config=part(cudagraph_capture_sizes=[1, 2, 4], cudagraph_mode=part(name="FULL_AND_PIECEWISE")),
     )
 """
@@ -187,7 +189,7 @@ def vllm(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def started(runs, mode, *, utilization=0.9, **fails):
+def started(runs, mode, *, utilization=0.9, rank=0, shards=1, **fails):
     """One start of the stand-in; its engine, and what it raised."""
     for name in [name for name in sys.modules if name == "vllm" or name.startswith("vllm.")]:
         del sys.modules[name]
@@ -196,8 +198,9 @@ def started(runs, mode, *, utilization=0.9, **fails):
         plugin.begin(mode, str(runs))
     core = importlib.import_module("vllm.v1.engine.core")
     core.FAIL.update(fails)
+    core.Worker.rank = rank
     try:
-        return core.EngineCore(importlib.import_module("vllm").config(utilization)), None
+        return core.EngineCore(importlib.import_module("vllm").config(utilization, shards)), None
     except (RuntimeError, ValueError) as error:
         return None, error
 
@@ -237,6 +240,42 @@ def test_states_and_figures(vllm):
     # 512 MiB of context, the weights, the KV cache, the graphs, and 512 MiB that the first step left.
     assert figures["used_peak_bytes"] == figures["kv_cache_bytes"] + 17 * GIB
     assert verdict.findings[0].finding.code == "graphs.not_reserved"
+
+
+def test_ranks_have_the_names_of_the_log(vllm, monkeypatch):
+    """The workers of one start are its ranks, each with figures of its own."""
+    # Each is a process of its own there, and the run is another one's.
+    monkeypatch.setenv("STARTUP_FSM_RUN", "one-run")
+    monkeypatch.setattr(identity, "export_run", lambda _: None)
+    for rank in range(2):
+        started(vllm, "record", rank=rank, shards=2)
+    (start,) = read_starts(vllm)
+    verdict = judge(start.sources, source=start.source, origin=start.origin)
+
+    assert verdict.ranks == 2
+    assert {name: each["weights_bytes"] for name, each in verdict.figures_by_rank.items()} == {
+        "TP0": 15 * GIB,
+        "TP1": 15 * GIB,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stages", "shards", "rank", "expected"),
+    [
+        (1, 1, 0, None),
+        (1, 4, 3, "TP3"),
+        (2, 1, 1, "PP1"),
+        (2, 4, 6, "PP1 TP2"),
+        (None, None, 0, None),
+        (2, 2, None, None),
+    ],
+)
+def test_names_of_ranks(stages, shards, rank, expected):
+    """As vLLM numbers its workers: stage by stage, within each the shards."""
+    part = types.SimpleNamespace
+    config = part(parallel_config=part(pipeline_parallel_size=stages, tensor_parallel_size=shards))
+
+    assert facts.label(config, rank) == expected
 
 
 def test_failure_goes_on_as_it_is(vllm):

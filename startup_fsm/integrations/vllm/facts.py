@@ -65,6 +65,17 @@ def everything(config: Any) -> dict[str, Any]:
     return settings(config) | {name: value for name, value in more.items() if value is not None}
 
 
+def label(config: Any, rank: int | None) -> str | None:
+    """What vLLM's log calls a worker, such as ``PP1 TP0``; None for the only one, and for one that is no rank."""
+    sizes = (attribute(config, "parallel_config", f"{kind}_parallel_size") for kind in ("pipeline", "tensor"))
+    stages, shards = (size if isinstance(size, int) and size > 0 else 1 for size in sizes)
+    if rank is None:
+        return None
+    stage = [f"PP{rank // shards}"] if stages > 1 else []
+    shard = [f"TP{rank % shards}"] if shards > 1 else []
+    return " ".join(stage + shard) or None
+
+
 def capture_sizes(config: Any) -> list[int]:
     """Batch sizes that get a graph; empty where none do."""
     sizes = attribute(config, "compilation_config", "cudagraph_capture_sizes")

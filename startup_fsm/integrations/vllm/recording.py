@@ -84,6 +84,7 @@ class Start:
                 host=identity.host_name(),
                 pid=os.getpid(),
                 boot_id=identity.boot_id(),
+                label=facts.label(config, rank),
                 engine=ENGINE,
                 engine_version=facts.version(),
                 plan=plan,
