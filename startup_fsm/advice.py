@@ -20,6 +20,7 @@ from startup_fsm.memory import MIB, format_bytes
 
 _UTILIZATION: Final = "gpu_memory_utilization"
 _PINNED: Final = "kv_cache_memory_bytes"
+_REQUESTED: Final = "requested_bytes"
 
 #: One allocation failed; a step that asks for one such block asks for a few more.
 _STEP_BLOCKS: Final = 4
@@ -47,8 +48,10 @@ def _lower_utilization(by: int, computed: BudgetComputed, run: RunState, why: st
     if (pinned := run.knob(_PINNED)) is not None:
         # More may have been pinned than there was.
         return _repin(min(computed.kv_bytes, computed.available_bytes) - by, pinned, computed, why)
+    if run.knob(_REQUESTED) is not None:
+        return _lower_request(by, computed, why)
     share = utilization(run)
-    if share is None or run.knob("requested_bytes") is not None or computed.total_bytes <= 0:
+    if share is None or computed.total_bytes <= 0:
         return []
     # What the device lacks against the request is not had by lowering it: start from what can be had.
     reachable = min(computed.requested_bytes, computed.reachable_bytes)
@@ -60,6 +63,27 @@ def _lower_utilization(by: int, computed: BudgetComputed, run: RunState, why: st
         return []
     text = f"{why}: {format_bytes(by)} less for the KV cache, {format_bytes(left)} stay"
     return [_say(_UTILIZATION, "lower", text, before=share, to=to, leftover=left)]
+
+
+def _lower_request(by: int, computed: BudgetComputed, why: str) -> list[Advice]:
+    """The same where the request is bytes."""
+    to = (min(computed.requested_bytes, computed.reachable_bytes) - by) // MIB * MIB
+    left = computed.kv_bytes - (computed.requested_bytes - to) - budget.term(computed, "not_free")
+    if to <= 0 or left < (computed.needed_bytes or computed.block_bytes):
+        return []
+    text = f"{why}: {format_bytes(by)} less for the KV cache, {format_bytes(left)} stay"
+    before = computed.requested_bytes
+    return [_say(_REQUESTED, "lower", text, before=before, to=to, unit="bytes", leftover=left)]
+
+
+def _raise_request(kv_bytes: int, computed: BudgetComputed, why: str) -> list[Advice]:
+    needed = computed.requested_bytes + budget.term(computed, "not_free") - computed.available_bytes + kv_bytes
+    to = -(-needed // MIB) * MIB
+    if not computed.requested_bytes < to <= computed.reachable_bytes:
+        return []
+    text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(computed.requested_bytes)}"
+    before, leftover = computed.requested_bytes, computed.reachable_bytes - to
+    return [_say(_REQUESTED, "raise", text, before=before, to=to, unit="bytes", leftover=leftover)]
 
 
 def _repin(kv_bytes: int, pinned: Any, computed: BudgetComputed, why: str) -> list[Advice]:
@@ -81,9 +105,11 @@ def _repin(kv_bytes: int, pinned: Any, computed: BudgetComputed, why: str) -> li
 def _raise_utilization(kv_bytes: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
     if (pinned := run.knob(_PINNED)) is not None:
         return _repin(kv_bytes, pinned, computed, why)
+    if run.knob(_REQUESTED) is not None:
+        return _raise_request(kv_bytes, computed, why)
     share = utilization(run)
     interval = budget.utilization_for(computed, kv_bytes)
-    if run.knob("requested_bytes") is not None or interval is None or share is None or interval[0] <= share:
+    if interval is None or share is None or interval[0] <= share:
         return []
     text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(computed.total_bytes)}"
     leftover = computed.reachable_bytes - math.floor(interval[0] * computed.total_bytes)
@@ -169,7 +195,7 @@ def _overrun(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
 
 def _unused(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     share, sized = utilization(run), budget_before(visit, run)
-    if share is None or sized is None or sized[1].total_bytes <= 0 or run.knob("requested_bytes") is not None:
+    if share is None or sized is None or sized[1].total_bytes <= 0 or run.knob(_REQUESTED) is not None:
         return []
     computed = sized[1]
     wanted = min(computed.requested_bytes + finding.bytes, computed.reachable_bytes)
@@ -216,6 +242,13 @@ def _profile(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     return [best, *found]
 
 
+def _host(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
+    if run.started is not None and (run.started.device or "").startswith("simulated"):
+        text = "tensors of a simulated device are memory of this machine; ask for less of it, or use step.kv_buffers"
+        return [_say(_REQUESTED, "lower", text, before=run.knob(_REQUESTED))]
+    return [_say("host_memory", "raise", "the host has less memory than the start needs")]
+
+
 def _capture(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     return [
         _say("none", "investigate", "not a memory fault: the operation named above may not be captured"),
@@ -258,5 +291,6 @@ _ADVISERS: Final[dict[str, Adviser]] = {
     "weights.exceed_device": _weights,
     "profile.out_of_memory": _profile,
     "capture.failed": _capture,
+    "host.out_of_memory": _host,
     **dict.fromkeys(_WHERE_TO_LOOK, _nothing),
 }

@@ -265,13 +265,15 @@ def nothing_fits(computed: BudgetComputed, longest: LongestRequest | None) -> Bu
     terms = {each.term: each.bytes for each in computed.terms}
     shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
     missing = format_bytes(computed.missing_bytes)
+    by_bytes = any(each.term == "requested" and each.source == "requested_bytes" for each in computed.terms)
+    request = "requested_bytes" if by_bytes else "gpu_memory_utilization"
     if computed.blocks < 1 or longest is None:
         text = f"nothing is left for the KV cache, {missing} are missing ({shown})"
         return BudgetError(
             text,
             missing_bytes=computed.missing_bytes,
             terms=terms,
-            hint="raise gpu_memory_utilization, or charge less: smaller steps, fewer graphs",
+            hint=f"raise {request}, or charge less: smaller steps, fewer graphs",
         )
     fits = computed.blocks * longest.block_tokens
     text = f"one request of {longest.tokens} tokens does not fit the KV cache, {missing} are missing ({shown})"
@@ -281,5 +283,5 @@ def nothing_fits(computed: BudgetComputed, longest: LongestRequest | None) -> Bu
         terms=terms,
         code="budget.request_does_not_fit",
         fits={"max_model_len": fits},
-        hint=f"a request of {fits} tokens would fit; or raise gpu_memory_utilization",
+        hint=f"a request of {fits} tokens would fit; or raise {request}",
     )

@@ -8,9 +8,11 @@ decision stands on.
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
 
@@ -50,6 +52,8 @@ from startup_fsm.watchdog import Watchdog
 Mode = Literal["default", "observe", "strict"]
 
 _FRAMES: Final = 8
+#: Where a simulated device follows allocations.
+_FOLLOWING: Final = str(Path(__file__).parent / "devices")
 _OURS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (CheckFailed, "check"),
     (BudgetError, "budget"),
@@ -312,7 +316,7 @@ class Course:
                 return name
         if isinstance(error, NotImplementedError) and self.history.state == "reserve_kv":
             return "unsupported"
-        named = self.device.category(error) or ("host_oom" if isinstance(error, MemoryError) else None)
+        named = self.device.category(error) or ("host_oom" if _host_ran_out(error) else None)
         # A collective whose other side is gone raises too: that is not this rank's failure.
         return named or ("peer" if self.meetings.explain(error) else "raised")
 
@@ -378,6 +382,18 @@ class OpenState:
         }
 
 
+def _host_ran_out(error: BaseException) -> bool:
+    # Tensors of a simulated device are memory of the host, whose allocator says so in its own words.
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator: can't allocate memory" in text_of(error)
+
+
 def _frames(error: BaseException) -> tuple[str, ...]:
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
+    """The innermost lines; where an allocation failed, those of the engine and not those that made it."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    passed = (_FOLLOWING,) if torch is None else (_FOLLOWING, str(Path(torch).parent))
+    theirs = [index for index, frame in enumerate(frames) if not frame.filename.startswith(passed)]
+    if theirs:
+        frames = frames[: theirs[-1] + 1]
+    frames = frames[-_FRAMES:]
     return tuple(f"{frame.filename}:{frame.lineno} {frame.name}: {frame.line or ''}".rstrip(": ") for frame in frames)

@@ -23,6 +23,9 @@ def figures_of(run: RunState) -> dict[str, int | float]:
         figures["process_bytes"] = last.process_bytes
     for knob in ("gpu_memory_utilization", "max_model_len", "max_num_seqs"):
         value = run.knob(knob)
+        if knob == "gpu_memory_utilization" and run.knob("requested_bytes") is not None:
+            # Nobody has gone by it.
+            continue
         if type(value) in (int, float) and math.isfinite(value):
             figures[knob] = value
     loaded = run.last("load_weights")

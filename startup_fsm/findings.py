@@ -142,6 +142,7 @@ SETTINGS: Final[Mapping[str, str]] = {
     "gpu_memory_utilization": "share of the device that the engine may use",
     "mem_fraction_static": "share for weights and KV pool",
     "kv_cache_memory_bytes": "explicit KV bytes",
+    "requested_bytes": "explicit bytes of the whole request, of a start of ours; wins over the share",
     "max_model_len": "longest request in tokens",
     "max_num_seqs": "sequences at once",
     "max_num_batched_tokens": "tokens of one step",

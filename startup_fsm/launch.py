@@ -206,8 +206,10 @@ def bootstrap_for(
 
 
 def _with(knobs: Knobs, given: Mapping[str, Any]) -> Knobs:
+    # Explicit bytes of the factory would win over a share that was typed.
+    instead: dict[str, Any] = {"requested_bytes": None} if "utilization" in given else {}
     try:
-        return attrs.evolve(knobs, **given)
+        return attrs.evolve(knobs, **instead, **given)
     except ValueError as error:
         raise StartupError(str(error), hint="startup-fsm run --help") from None
 

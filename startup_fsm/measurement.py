@@ -43,6 +43,8 @@ _ERROR_OF_ALL: Final = 4 * MIB
 #: What the better rules were off by over 27 workloads, most of the time.
 _ERROR_OF_SOME: Final = 64 * MIB
 CAPTURED_ALREADY: Final = "captured already"
+#: What asking takes beyond what was asked for: the allocator's segments are of 20 MiB, the driver's pages of 2.
+_SEGMENT: Final = 24 * MIB
 _GRAPHS = ("throwaway_graphs", "graphs")
 _KV = ("profiling_kv", "kv")
 
@@ -311,7 +313,7 @@ class Measurement:
             # What somebody else took meanwhile the next budget sees as memory that is not free.
             self.shortfall = max(2 * self.shortfall, budget.LEAST_MARGIN)
         elif state == "verify":
-            self.shortfall = max(2 * self.shortfall, tried - free, budget.LEAST_MARGIN)
+            self.shortfall = max(2 * self.shortfall, tried - free + _SEGMENT, budget.LEAST_MARGIN)
 
     def lacking(self, computed: BudgetComputed) -> int:
         """Bytes that a budget with these lessons would miss, given the one that failed; not positive when it fits."""

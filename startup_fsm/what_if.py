@@ -235,9 +235,10 @@ def sizing_of_journal(run: RunState) -> Sizing | None:
     if not run.budgets:
         return None
     computed = run.budgets[-1][1]
-    asked = run.knob("gpu_memory_utilization")
-    share = asked if isinstance(asked, float) else computed.requested_bytes / max(1, computed.total_bytes)
-    # What the device lacks against the request is no charge: a larger request would not bring it back.
+    share = run.knob("gpu_memory_utilization")
+    if not isinstance(share, float) or run.knob("requested_bytes") is not None:
+        share = computed.requested_bytes / max(1, computed.total_bytes)
+    # What the device lacks is no charge: a larger request would not bring it back.
     terms = tuple(term for term in computed.terms if term.term not in ("requested", "not_free"))
     lacking = budget.term(computed, "not_free")
     visit = run.last("size_kv")
@@ -314,8 +315,7 @@ def _resized(sizing: Sizing, available: int, **more: Any) -> Sizing:
 def _charge(sizing: Sizing, name: str, factor: float, names: frozenset[str], assumed: str) -> Sizing:
     charged = [term.term in names and term.source != budget.OF_ENGINE for term in sizing.terms]
     if not any(charged):
-        msg = f"{name}: nothing tells what is charged for it"
-        raise ValueError(msg)
+        raise ValueError(f"{name}: nothing tells what is charged for it")
     terms = tuple(
         attrs.evolve(term, bytes=round(term.bytes * factor)) if is_charged else term
         for term, is_charged in zip(sizing.terms, charged, strict=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -115,8 +116,10 @@ def holders_of(visit: Visit, purpose: str) -> tuple[int | None, list[dict[str, A
 
 
 def shown_holders(holders: Sequence[Mapping[str, Any]]) -> str:
-    """Holders in words."""
-    return "; ".join(f"{each.get('path')} ({each.get('kind')})" for each in holders) or "no Python owner found"
+    """Holders in words; one that holds several is named once."""
+    counts = Counter(f"{each.get('path')} ({each.get('kind')})" for each in holders)
+    named = [name if count == 1 else f"{name} x{count}" for name, count in counts.items()]
+    return "; ".join(named) or "no Python owner found"
 
 
 def sequence_numbers(visit: Visit, *labels: str) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Final, Literal
 
 from startup_fsm import budget, ranks
 from startup_fsm.checks.readings import graphs_actual, graphs_reserved, sequence_numbers, used_peak
+from startup_fsm.events import BudgetComputed
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import MIB, Snapshot, format_bytes
@@ -147,7 +148,8 @@ def within_request(visit: Visit, before: Snapshot | None, after: Snapshot | None
             Finding(
                 code="budget.overrun",
                 severity="warning",
-                message=f"the start peaked {format_bytes(over)} above its request of {format_bytes(requested)}",
+                message=f"the start peaked {format_bytes(over)} above its request of {format_bytes(requested)}"
+                + _what_took_more(visit, run, computed),
                 tolerance=0,
                 bytes=over,
                 **common,
@@ -167,6 +169,29 @@ def within_request(visit: Visit, before: Snapshot | None, after: Snapshot | None
             **common,
         )
     ]
+
+
+def _what_took_more(verify: Visit, run: RunState, computed: BudgetComputed) -> str:
+    """Where an overrun came from: what each state after sizing took beyond what the budget had for it."""
+    meant = {
+        "allocate_kv": (computed.kv_bytes, "more than its blocks"),
+        "capture_graphs": (-budget.term(computed, "graphs"), "more than was reserved"),
+    }
+    said: list[str] = []
+    for state, (size, words) in meant.items():
+        last = run.last(state)
+        took = None if last is None or last.before is None else (last.snapshots.get("F3") or (0, last.after))[1]
+        if last is None or last.before is None or took is None or run.last("commit_kv") is not None:
+            continue
+        more = took.own_bytes - last.before.own_bytes - size
+        if more > 2 * PAGE:
+            said.append(f"{state} took {format_bytes(more)} {words}")
+    peak = used_peak(verify)
+    if peak is not None and verify.before is not None:
+        more = peak - verify.before.own_bytes + budget.term(computed, "headroom")
+        if more > 2 * PAGE:
+            said.append(f"verify {format_bytes(more)} more than the headroom")
+    return f": {', '.join(said)}" if said else ""
 
 
 def ranks_even(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:

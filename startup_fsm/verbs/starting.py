@@ -22,7 +22,7 @@ Factory = Annotated[
     str,
     Parameter(
         name="MODULE:FACTORY",
-        help="A function without arguments that returns an engine, or an engine and options for Bootstrap.",
+        help="A function that returns an engine, or an engine and options for Bootstrap; it may take the device.",
     ),
 ]
 PlanName = Annotated[str | None, Parameter(help="throwaway, single_capture or eager.")]

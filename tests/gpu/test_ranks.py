@@ -21,6 +21,7 @@ from startup_fsm.verdict import EXIT_NOT_READY, EXIT_PEER
 ROOT = Path(__file__).parents[2]
 SCRIPT = Path(__file__).with_name("ranks_script.py")
 PATIENCE_S = 180
+CAPTURES = ("capture_throwaway", "capture_graphs")
 
 pytestmark = pytest.mark.gpu
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than two GPUs")
@@ -65,6 +66,20 @@ def ranks(tmp_path, environment):
         return codes, ended
 
     return run
+
+
+def test_collectives_are_captured(tmp_path, environment):
+    """One rank with NCCL: its sums are in throwaway and real graphs, both give back all of theirs, replay is right."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    subprocess.run([*command, str(SCRIPT), str(tmp_path), "ready"], env=environment, check=True, timeout=PATIENCE_S)
+
+    (start,) = read_starts(tmp_path)
+    verdict = diagnose(start.sources)
+    worse = [each.finding for each in verdict.findings if each.finding.severity != "note"]
+    assert (verdict.outcome, worse) == ("ready", [])
+    (process,) = start.processes
+    sizes = [[event.size for _, event in process.history.last(name).captures] for name in CAPTURES]
+    assert sizes == [[8, 4, 2, 1]] * 2
 
 
 @needs_two

@@ -17,6 +17,7 @@ from startup_fsm.testing import counting_start, verdict_of
 from startup_fsm.verdict import Verdict
 
 KNOBS = {
+    "requested_bytes": "requested_bytes",
     "gpu_memory_utilization": "utilization",
     "graph_estimate": "graph_estimate",
     "kv_cache_memory_bytes": "kv_cache_memory_bytes",

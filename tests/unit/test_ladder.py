@@ -163,6 +163,28 @@ class TestRungs:
         assert edges == []
 
 
+class Spiking(CountingEngine):
+    """Takes something in each first step that nobody was told of, of a size that fits no segment exactly."""
+
+    spike = 401 * MIB + 700
+
+    def verify(self, step):
+        super().verify(step)
+        self.device.malloc(self.spike)
+
+
+def test_a_shortfall_covers_the_rounding_of_what_was_asked_for():
+    """A step that needs the same again has it the second time, segments and pages included."""
+    device = SimulatedDevice(4 * GIB)
+    boot, _ = counting_start(
+        device=device, knobs=Knobs(utilization=1.0, retries=1), plan=throwaway(retries=1), progress=False
+    )
+    boot.run(Spiking(device=device))
+
+    assert [chosen.edge for _, chosen in boot.history.recoveries] == ["shrink"]
+    assert verdict_of(boot).outcome == "ready"
+
+
 class TestOrder:
     """Least loss first, and each no more often than it may."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from startup_fsm import launch
+from startup_fsm.budget import Knobs
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.engines.counting import CountingEngine
 from startup_fsm.errors import EngineImportError
@@ -118,3 +119,13 @@ def test_a_device_that_is_not_there_is_said_before_the_factory_runs():
         launch.made("some_factories:asks", "cuda")
 
     assert caught.value.hint == "use the device sim"
+
+
+def test_a_share_that_was_typed_wins_over_bytes_of_the_factory():
+    """Else it would be taken and change nothing."""
+    options = {"knobs": Knobs(requested_bytes=GIB, retries=2), "device": SimulatedDevice(4 * GIB), "journal": None}
+    boot = launch.bootstrap_for("m:f", options, journal="runs", mirror=False, utilization=0.5)
+
+    assert boot.knobs == Knobs(utilization=0.5, retries=2)
+    boot = launch.bootstrap_for("m:f", options, journal="runs", mirror=False, kv_cache_memory_bytes=5)
+    assert boot.knobs == Knobs(requested_bytes=GIB, retries=2, kv_cache_memory_bytes=5)

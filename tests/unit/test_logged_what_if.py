@@ -8,7 +8,7 @@ from startup_fsm.budget import Knobs
 from startup_fsm.events import BudgetTerm
 from startup_fsm.logged.start import read_start
 from startup_fsm.memory import GIB, MIB
-from startup_fsm.testing import counting_start
+from startup_fsm.testing import counting_start, verdict_of
 from startup_fsm.what_if import Sizing, changed, sizing_of_journal, what_if
 from tests.unit.logged_starts import Log, gib
 
@@ -191,3 +191,13 @@ class TestSources:
         boot, _ = counting_start(progress=False)
 
         assert sizing_of_journal(boot.history) is None
+
+    def test_a_request_in_bytes(self):
+        """What was asked for is the bytes, whatever the share says that nobody went by."""
+        boot, engine = counting_start(total_bytes=64 * GIB, knobs=Knobs(requested_bytes=4 * GIB))
+        boot.run(engine)
+        found = what_if(sizing_of_journal(boot.history), {})
+
+        assert found.before.requested_bytes == 4 * GIB
+        assert found.before.available_bytes == boot.history.budgets[-1][1].available_bytes
+        assert "gpu_memory_utilization" not in verdict_of(boot).figures

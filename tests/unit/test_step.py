@@ -13,7 +13,7 @@ from startup_fsm.devices.following import FollowingDevice
 from startup_fsm.devices.simulated import SimulatedDevice
 from startup_fsm.memory import GIB, MIB
 from startup_fsm.plan import observed, single_capture
-from startup_fsm.testing import counting_start
+from startup_fsm.testing import counting_start, verdict_of
 
 
 def sized(**options):
@@ -85,3 +85,57 @@ def test_peaks_begin_with_the_state():
     assert first.after.reserved_peak_bytes == 512 * MIB
     assert second.before.reserved_peak_bytes == 0
     assert second.after.reserved_peak_bytes == 64 * MIB
+
+
+class TestFailure:
+    """What a body raised, and where."""
+
+    def test_a_host_without_memory(self):
+        """The CPU allocator's own words are host memory that ran out, and the advice is to ask for less of it."""
+        boot, _ = counting_start(plan=observed(), device=FollowingDevice(80 * GIB))
+        with pytest.raises(RuntimeError), boot, boot.state("allocate_kv"):
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried"
+            )
+
+        verdict = verdict_of(boot)
+        assert (verdict.outcome, verdict.findings[0].finding.code) == ("oom", "host.out_of_memory")
+        (change,) = verdict.advice[0].changes
+        assert (change.setting, change.direction) == ("requested_bytes", "lower")
+
+    def test_an_allocation_that_fails_is_shown_where_the_engine_made_it(self):
+        """Not where the device refused it, nor within torch."""
+        torch = pytest.importorskip("torch")
+        boot, _ = counting_start(plan=observed(), device=FollowingDevice(1 * GIB))
+        with pytest.raises(torch.OutOfMemoryError), boot, boot.state("warmup"):
+            torch.empty(2 * GIB, dtype=torch.uint8)
+
+        where = boot.history.last("warmup").failed.where
+        assert where[-1].partition(":")[0] == __file__
+        assert "torch.empty" in where[-1]
+
+    def test_a_failure_of_the_device_itself_keeps_its_lines(self):
+        """What has no line of anybody else is shown as it is."""
+        boot, _ = counting_start(plan=observed())
+        with pytest.raises(RuntimeError), boot.state("warmup"):
+            raise RuntimeError
+
+        assert boot.history.last("warmup").failed.where
+
+
+def test_an_overrun_says_what_took_more():
+    """By state: the cache beyond its blocks, and the first step beyond the headroom."""
+    device = SimulatedDevice(4 * GIB)
+    boot = Bootstrap(plan=observed(), device=device, journal=None, discover=False, knobs=Knobs(requested_bytes=2 * GIB))
+    with boot.state("profile_activations"):
+        device.free(device.malloc(64 * MIB))
+    budget = boot.kv_budget(MIB)
+    with boot.state("allocate_kv"):
+        device.malloc(budget.kv_bytes + 100 * MIB)
+    with boot.state("verify"):
+        device.malloc(300 * MIB)
+
+    (found,) = [each.finding for each in verdict_of(boot).findings if each.finding.code == "budget.overrun"]
+    # The device gives whole pages.
+    assert "allocate_kv took 101.00 MiB more than its blocks" in found.message
+    assert "verify 236.00 MiB more than the headroom" in found.message
