@@ -173,22 +173,23 @@ def within_request(visit: Visit, before: Snapshot | None, after: Snapshot | None
 
 def _what_took_more(verify: Visit, run: RunState, computed: BudgetComputed) -> str:
     """Where an overrun came from: what each state after sizing took beyond what the budget had for it."""
-    meant = {
-        "allocate_kv": (computed.kv_bytes, "more than its blocks"),
-        "capture_graphs": (-budget.term(computed, "graphs"), "more than was reserved"),
-    }
+    # What the engine takes by a name of its own may come in any of them.
+    kept = -sum(term.bytes for term in computed.terms if term.source == budget.OF_ENGINE)
+    meant = {"allocate_kv": (computed.kv_bytes, "more than its blocks")}
+    if not any(term.term == "graphs" and term.source == budget.NOT_APART for term in computed.terms):
+        meant["capture_graphs"] = (-budget.term(computed, "graphs"), "more than was reserved")
     said: list[str] = []
-    for state, (size, words) in meant.items():
+    for state, (size, words) in meant.items() if run.last("commit_kv") is None else ():
         last = run.last(state)
-        took = None if last is None or last.before is None else (last.snapshots.get("F3") or (0, last.after))[1]
-        if last is None or last.before is None or took is None or run.last("commit_kv") is not None:
+        if last is None or last.before is None or last.after is None:
             continue
-        more = took.own_bytes - last.before.own_bytes - size
+        settled = last.snapshots["F3"][1] if "F3" in last.snapshots else last.after
+        more = settled.own_bytes - last.before.own_bytes - size - kept
         if more > 2 * PAGE:
             said.append(f"{state} took {format_bytes(more)} {words}")
     peak = used_peak(verify)
     if peak is not None and verify.before is not None:
-        more = peak - verify.before.own_bytes + budget.term(computed, "headroom")
+        more = peak - verify.before.own_bytes + budget.term(computed, "headroom") - kept
         if more > 2 * PAGE:
             said.append(f"verify {format_bytes(more)} more than the headroom")
     return f": {', '.join(said)}" if said else ""
