@@ -31,7 +31,7 @@ _LATER_LOOKS_S: Final = 0.1
 # How long a lost store waits for the news that explains it.
 _EXPLAINED_S: Final = 1.5
 _PARTING_S: Final = 5.0
-_MOMENT_S: Final = 0.05
+_MOMENT_S: Final = 0.5
 
 
 @attrs.frozen(kw_only=True)

@@ -209,7 +209,7 @@ def _with(knobs: Knobs, given: Mapping[str, Any]) -> Knobs:
     # Explicit bytes of the factory would win over a share that was typed.
     instead: dict[str, Any] = {"requested_bytes": None} if "utilization" in given else {}
     try:
-        return attrs.evolve(knobs, **instead, **given)
+        return attrs.evolve(knobs, **(instead | dict(given)))
     except ValueError as error:
         raise StartupError(str(error), hint="startup-fsm run --help") from None
 

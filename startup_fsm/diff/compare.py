@@ -7,11 +7,10 @@ from typing import Any, Final
 
 import attrs
 
-from startup_fsm.diff.sides import Side, pair
+from startup_fsm.diff.sides import GIVEN, Side, pair
 from startup_fsm.diff.states import StateDifference, by_state
 from startup_fsm.diff.ties import Tie
 from startup_fsm.diff.worse import Worse, ended, explain, lacking
-from startup_fsm.findings import SETTINGS
 from startup_fsm.sources import Source
 from startup_fsm.verdict import RankedFinding, Verdict
 
@@ -192,7 +191,7 @@ def _figures(a: Side, b: Side) -> Iterator[FigureDifference]:
         now = b.verdict.figures.get(name)
         resolution = a.resolution(name) + b.resolution(name)
         # A setting stands with the settings, whoever printed it.
-        if now is not None and name not in SETTINGS and abs(now - was) > resolution:
+        if now is not None and name not in GIVEN and abs(now - was) > resolution:
             yield FigureDifference(name=name, a=was, b=now, resolution=resolution)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -14,6 +14,9 @@ from startup_fsm.sources import Source
 from startup_fsm.verdict import RankedFinding, Verdict
 from startup_fsm.verdicts import sizing
 from startup_fsm.what_if import Sizing
+
+#: Settings that a figure tells as they were given. What was requested follows from others, and is compared as a figure.
+GIVEN: Final = tuple(name for name in SETTINGS if name != "requested_bytes")
 
 
 @attrs.frozen(kw_only=True)
@@ -156,7 +159,7 @@ def _chosen(sources: Sequence[Source], label: str | None) -> Source:
 
 
 def _settings(sources: Sequence[Source], verdict: Verdict) -> dict[str, Any]:
-    found: dict[str, Any] = {name: verdict.figures[name] for name in SETTINGS if name in verdict.figures}
+    found: dict[str, Any] = {name: verdict.figures[name] for name in GIVEN if name in verdict.figures}
     for source in reversed(sources):
         if source.run.started is not None:
             found.update(source.run.started.knobs)

@@ -39,6 +39,9 @@ ListFaults = Annotated[bool, SWITCH, Parameter(help="List the faults and what ea
 Seed = Annotated[int, Parameter(help="Of random weights, and of the sizes that a fault varies.")]
 Utilization = Annotated[float | None, Parameter(help="Share of the device that the engine may use for everything.")]
 KVBytes = Annotated[int | None, Parameter(help="Explicit bytes of the KV cache.")]
+RequestedBytes = Annotated[
+    int | None, Parameter(help="Bytes that the engine may use for everything; wins over the utilization.")
+]
 GraphEstimate = Annotated[str | None, Parameter(help="What to reserve for graphs: measure, none, or bytes.")]
 FewerSizes = Annotated[
     int | None, Parameter(help="How often a start may go back and drop the larger half of its capture sizes.")
@@ -67,6 +70,7 @@ def demo(  # noqa: PLR0913 - options of a command line, all by name
     runs: Runs = "runs",
     mirror: Mirror = False,
     gpu_memory_utilization: Utilization = None,
+    requested_bytes: RequestedBytes = None,
     kv_cache_memory_bytes: KVBytes = None,
     max_model_len: ModelLength = None,
     max_num_seqs: Sequences = None,
@@ -90,6 +94,7 @@ def demo(  # noqa: PLR0913 - options of a command line, all by name
         seed=seed,
         retries=retries,
         utilization=gpu_memory_utilization,
+        requested_bytes=requested_bytes,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
@@ -127,6 +132,7 @@ def run(  # noqa: PLR0913 - options of a command line, all by name
     allow_eager: AllowEager = False,
     restart: Restart = 0,
     gpu_memory_utilization: Utilization = None,
+    requested_bytes: RequestedBytes = None,
     kv_cache_memory_bytes: KVBytes = None,
     graph_estimate: GraphEstimate = None,
     enforce_eager: EnforceEager = False,
@@ -145,6 +151,7 @@ def run(  # noqa: PLR0913 - options of a command line, all by name
         fewer_sizes=fewer_sizes,
         allow_eager=allow_eager or None,
         utilization=gpu_memory_utilization,
+        requested_bytes=requested_bytes,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         graph_estimate=launch.estimate_from(graph_estimate),
     )
