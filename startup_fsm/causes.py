@@ -17,6 +17,7 @@ from startup_fsm.events import BudgetComputed, OomObserved
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import MIB, Snapshot, format_bytes
+from startup_fsm.states import FAILED
 
 #: A neighbour that moved less than this is not what a start died of.
 _NEIGHBOUR: Final = 16 * MIB
@@ -40,7 +41,11 @@ def was_answered(visit: Visit, run: RunState) -> bool:
     """Whether the start went on from this visit's failure; a recovery that failed itself is no answer."""
     following = next((each for each in run.visits if each.entered_seq > visit.entered_seq), None)
     if following is None:
-        return False
+        # Whatever ended the start after that came in between.
+        return any(
+            seq > visit.entered_seq and chosen.state == visit.state and chosen.target != FAILED
+            for seq, chosen in run.recoveries
+        )
     failed = following.failed
     # A signal that arrives while we repair is an end of its own.
     return following.state != "recover_allocator" or failed is None or failed.category == "signal"

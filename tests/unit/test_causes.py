@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from startup_fsm import events
-from startup_fsm.causes import budget_before, causes, graphs_needed, last_oom
-from startup_fsm.events import BudgetComputed, BudgetTerm, Event, Record
+from startup_fsm.causes import budget_before, causes, graphs_needed, last_oom, was_answered
+from startup_fsm.events import BudgetComputed, BudgetTerm, Event, Record, RecoveryChosen
 from startup_fsm.findings import CODES, Finding
 from startup_fsm.fold import RunState, fold
 from startup_fsm.memory import GIB, MIB, Snapshot, Tenant
@@ -188,3 +188,19 @@ def test_graphs_need_at_least_what_was_measured() -> None:
     run = failing("capture_graphs", oom(), before=shot(), after=shot(GIB))
     assert run.current is not None
     assert graphs_needed(run.current, run) == GIB + 64 * MIB
+
+
+def test_a_failure_whose_answer_was_chosen_is_not_what_the_start_ended_of() -> None:
+    """It died on the way there, of something else; without a choice, or with that to fail, it ended of this."""
+    run = failing("capture_throwaway", category="capture")
+    (visit,) = (each for each in run.visits if each.failed is not None)
+    assert not was_answered(visit, run)
+
+    def chosen(target: str) -> tuple[int, RecoveryChosen]:
+        event = RecoveryChosen(state="capture_throwaway", edge="recover", target=target, reason="", taken=1, inputs={})
+        return run.last_seq + 1, event
+
+    run.recoveries = [chosen("failed")]
+    assert not was_answered(visit, run)
+    run.recoveries = [chosen("recover_allocator")]
+    assert was_answered(visit, run)
