@@ -293,6 +293,8 @@ class TestDeath:
                     agreement.check()
                     time.sleep(0.001)
             except PeerFailed as error:
+                # Nobody is so slow that this is heard before the first.
+                time.sleep(0.5)
                 agreement.fail("verify", "because of it")
                 return closed(agreement, error.rank, well=False)
 
