@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Final
 
+import attrs
+
 from startup_fsm import budget
 from startup_fsm.causes import budget_before, graphs_needed, last_oom, request_that_fits
 from startup_fsm.checks.readings import requested_bytes, utilization
@@ -43,47 +45,59 @@ def _say(setting: str, direction: Direction, because: str, **facts: Any) -> Advi
     return Advice(changes=(change,), because=because, leftover_bytes=leftover, interval=interval)
 
 
-def _lower_utilization(by: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
-    """Lower the utilization so that the KV cache shrinks by ``by`` bytes; nothing where it would not fit any more."""
+@attrs.frozen
+class _Request:
+    """
+    What was asked for, by the knob that it was asked with: a share in thousandths, or whole MiB.
+
+    Attributes:
+        setting: Its name.
+        before: Its value.
+        unit: Of its value; None for a share.
+    """
+
+    setting: str
+    before: float
+    unit: str | None
+
+    @classmethod
+    def of(cls, run: RunState, computed: BudgetComputed) -> _Request | None:
+        """Explicit bytes win over a share; None where neither is known."""
+        if run.knob(_REQUESTED) is not None:
+            return cls(_REQUESTED, computed.requested_bytes, "bytes")
+        share = utilization(run)
+        return None if share is None or computed.total_bytes <= 0 else cls(_UTILIZATION, share, None)
+
+    def at_most(self, size: int, total: int) -> float:
+        """The largest value that asks for no more than ``size`` of ``total`` bytes."""
+        return size // MIB * MIB if self.unit else math.floor(size / total * 1000) / 1000
+
+    def asked(self, value: float, total: int) -> int:
+        """Bytes that a value asks for."""
+        return int(value) if self.unit else math.floor(value * total)
+
+    def say(self, direction: Direction, because: str, to: float, **facts: Any) -> list[Advice]:
+        """One piece of advice on it."""
+        unit = {} if self.unit is None else {"unit": self.unit}
+        return [_say(self.setting, direction, because, before=self.before, to=to, **unit, **facts)]
+
+
+def _lower_request(by: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
+    """Lower the request so that the KV cache shrinks by ``by`` bytes; nothing where it would not fit any more."""
     if (pinned := run.knob(_PINNED)) is not None:
         # More may have been pinned than there was.
         return _repin(min(computed.kv_bytes, computed.available_bytes) - by, pinned, computed, why)
-    if run.knob(_REQUESTED) is not None:
-        return _lower_request(by, computed, why)
-    share = utilization(run)
-    if share is None or computed.total_bytes <= 0:
+    if (request := _Request.of(run, computed)) is None:
         return []
     # What the device lacks against the request is not had by lowering it: start from what can be had.
-    reachable = min(computed.requested_bytes, computed.reachable_bytes)
-    to = math.floor((reachable - by) / computed.total_bytes * 1000) / 1000
+    to = request.at_most(min(computed.requested_bytes, computed.reachable_bytes) - by, computed.total_bytes)
     least = computed.needed_bytes or computed.block_bytes
-    left = computed.kv_bytes - (computed.requested_bytes - math.floor(to * computed.total_bytes))
+    left = computed.kv_bytes - (computed.requested_bytes - request.asked(to, computed.total_bytes))
     left -= budget.term(computed, "not_free")
-    if to <= 0 or to >= share or left < least:
+    if to <= 0 or to >= request.before or left < least:
         return []
     text = f"{why}: {format_bytes(by)} less for the KV cache, {format_bytes(left)} stay"
-    return [_say(_UTILIZATION, "lower", text, before=share, to=to, leftover=left)]
-
-
-def _lower_request(by: int, computed: BudgetComputed, why: str) -> list[Advice]:
-    """The same where the request is bytes."""
-    to = (min(computed.requested_bytes, computed.reachable_bytes) - by) // MIB * MIB
-    left = computed.kv_bytes - (computed.requested_bytes - to) - budget.term(computed, "not_free")
-    if to <= 0 or left < (computed.needed_bytes or computed.block_bytes):
-        return []
-    text = f"{why}: {format_bytes(by)} less for the KV cache, {format_bytes(left)} stay"
-    before = computed.requested_bytes
-    return [_say(_REQUESTED, "lower", text, before=before, to=to, unit="bytes", leftover=left)]
-
-
-def _raise_request(kv_bytes: int, computed: BudgetComputed, why: str) -> list[Advice]:
-    needed = computed.requested_bytes + budget.term(computed, "not_free") - computed.available_bytes + kv_bytes
-    to = -(-needed // MIB) * MIB
-    if not computed.requested_bytes < to <= computed.reachable_bytes:
-        return []
-    text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(computed.requested_bytes)}"
-    before, leftover = computed.requested_bytes, computed.reachable_bytes - to
-    return [_say(_REQUESTED, "raise", text, before=before, to=to, unit="bytes", leftover=leftover)]
+    return request.say("lower", text, to, leftover=left)
 
 
 def _repin(kv_bytes: int, pinned: Any, computed: BudgetComputed, why: str) -> list[Advice]:
@@ -102,18 +116,25 @@ def _repin(kv_bytes: int, pinned: Any, computed: BudgetComputed, why: str) -> li
     return [_say(_PINNED, direction, why, before=pinned, to=to, unit="bytes", leftover=leftover)]
 
 
-def _raise_utilization(kv_bytes: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
+def _raise_request(kv_bytes: int, computed: BudgetComputed, run: RunState, why: str) -> list[Advice]:
+    """Raise the request so that the KV cache has ``kv_bytes``; nothing where the device does not have them."""
     if (pinned := run.knob(_PINNED)) is not None:
         return _repin(kv_bytes, pinned, computed, why)
-    if run.knob(_REQUESTED) is not None:
-        return _raise_request(kv_bytes, computed, why)
-    share = utilization(run)
-    interval = budget.utilization_for(computed, kv_bytes)
-    if interval is None or share is None or interval[0] <= share:
+    request = _Request.of(run, computed)
+    if request is None:
         return []
-    text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(computed.total_bytes)}"
-    leftover = computed.reachable_bytes - math.floor(interval[0] * computed.total_bytes)
-    return [_say(_UTILIZATION, "raise", text, before=share, to=interval[0], interval=interval, leftover=leftover)]
+    interval: tuple[float, float] | None
+    if request.unit:
+        to = -(-budget.request_for(computed, kv_bytes) // MIB) * MIB
+        interval = None if to > computed.reachable_bytes else (to, computed.reachable_bytes)
+    else:
+        interval = budget.utilization_for(computed, kv_bytes)
+    if interval is None or interval[0] <= request.before:
+        return []
+    whole = computed.requested_bytes if request.unit else computed.total_bytes
+    text = f"{why}: {format_bytes(computed.missing_bytes)} are missing of {format_bytes(whole)}"
+    leftover = computed.reachable_bytes - request.asked(interval[0], computed.total_bytes)
+    return request.say("raise", text, interval[0], interval=interval, leftover=leftover)
 
 
 def _graphs(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
@@ -130,7 +151,7 @@ def _graphs(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
         text = f"the graphs need {format_bytes(needed)}, {format_bytes(reserved)} were reserved"
         before = run.knob("graph_estimate", "measure")
         found.append(_say("graph_estimate", "set", text, before=before, to=needed, unit="bytes", leftover=left))
-    found += _lower_utilization(needed - reserved, computed, run, "room for the graphs")
+    found += _lower_request(needed - reserved, computed, run, "room for the graphs")
     found.append(_say("capture_sizes", "lower", "fewer graphs take less memory", before=run.knob("capture_sizes")))
     return found
 
@@ -141,7 +162,7 @@ def _negative(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
         return []
     computed = sized[1]
     least = max(computed.needed_bytes or 0, computed.block_bytes)
-    found = _raise_utilization(least, computed, run, "room for one longest request")
+    found = _raise_request(least, computed, run, "room for one longest request")
     headroom = -budget.term(computed, "headroom")
     if headroom > 0:
         text = f"the largest step is charged {format_bytes(headroom)}"
@@ -155,7 +176,7 @@ def _request(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     if sized is None:
         return []
     computed = sized[1]
-    found = _raise_utilization(computed.needed_bytes or 0, computed, run, "room for one longest request")
+    found = _raise_request(computed.needed_bytes or 0, computed, run, "room for one longest request")
     fits = request_that_fits(visit, computed)
     if fits > 0:
         text = f"{computed.blocks} blocks hold {fits} tokens"
@@ -173,7 +194,7 @@ def _neighbour(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     computed = sized[1]
     had = min(computed.requested_bytes, computed.reachable_bytes)
     short = had - (after.own_bytes + after.free_bytes)
-    return found + _lower_utilization(short, computed, run, "what the other process left") if short > 0 else found
+    return found + _lower_request(short, computed, run, "what the other process left") if short > 0 else found
 
 
 def _ran_out_after(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
@@ -183,26 +204,26 @@ def _ran_out_after(finding: Finding, visit: Visit, run: RunState) -> list[Advice
     blocks = _SAMPLER_BLOCKS if finding.part == "sampler" else _STEP_BLOCKS
     by = blocks * oom.tried_bytes + 64 * MIB
     why = f"the step asked for {format_bytes(oom.tried_bytes)} at once, and may for up to {blocks} such blocks"
-    found = _lower_utilization(by, sized[1], run, why)
+    found = _lower_request(by, sized[1], run, why)
     found.append(_say("max_num_seqs", "lower", "fewer rows in the largest step", before=run.knob("max_num_seqs")))
     return found
 
 
 def _overrun(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
     sized = budget_before(visit, run)
-    return [] if sized is None else _lower_utilization(finding.bytes, sized[1], run, "back within the request")
+    return [] if sized is None else _lower_request(finding.bytes, sized[1], run, "back within the request")
 
 
 def _unused(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:
-    share, sized = utilization(run), budget_before(visit, run)
-    if share is None or sized is None or sized[1].total_bytes <= 0 or run.knob(_REQUESTED) is not None:
+    sized = budget_before(visit, run)
+    request = None if sized is None else _Request.of(run, sized[1])
+    if sized is None or request is None:
         return []
     computed = sized[1]
-    wanted = min(computed.requested_bytes + finding.bytes, computed.reachable_bytes)
-    to = math.floor(wanted / computed.total_bytes * 1000) / 1000
-    if not share < to <= 1:
+    to = request.at_most(min(computed.requested_bytes + finding.bytes, computed.reachable_bytes), computed.total_bytes)
+    if not request.before < to or request.asked(to, computed.total_bytes) > computed.total_bytes:
         return []
-    return [_say(_UTILIZATION, "raise", finding.message, before=share, to=to)]
+    return request.say("raise", finding.message, to)
 
 
 def _pinned(finding: Finding, visit: Visit, run: RunState) -> list[Advice]:

@@ -31,6 +31,7 @@ _LATER_LOOKS_S: Final = 0.1
 # How long a lost store waits for the news that explains it.
 _EXPLAINED_S: Final = 1.5
 _PARTING_S: Final = 5.0
+# How long a rank whose work raised waits for the news of another that explains it: a collective may notice first.
 _MOMENT_S: Final = 0.5
 
 

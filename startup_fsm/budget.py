@@ -243,6 +243,16 @@ def term(budget: BudgetComputed, name: str) -> int:
     return next((each.bytes for each in budget.terms if each.term == name), 0)
 
 
+def source_of(budget: BudgetComputed, name: str) -> str | None:
+    """Where a term came from; None when the budget has none of that name."""
+    return next((each.source for each in budget.terms if each.term == name), None)
+
+
+def request_for(budget: BudgetComputed, kv_bytes: int) -> int:
+    """Bytes that would have to be asked for, all charges the same, to leave ``kv_bytes`` for the KV cache."""
+    return budget.requested_bytes + term(budget, "not_free") - budget.available_bytes + kv_bytes
+
+
 def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float] | None:
     """
     Smallest and largest utilization that would leave ``kv_bytes`` for the KV cache; None where no value does.
@@ -251,7 +261,7 @@ def utilization_for(budget: BudgetComputed, kv_bytes: int) -> tuple[float, float
     """
     if budget.total_bytes <= 0:
         return None
-    needed = budget.requested_bytes + term(budget, "not_free") - budget.available_bytes + kv_bytes
+    needed = request_for(budget, kv_bytes)
     # In whole thousandths; then as the knob will be read, because 0.3 of a device is not quite three tenths of it.
     lowest = -(-needed * 1000 // budget.total_bytes)
     if math.floor(budget.total_bytes * (lowest / 1000)) < needed:
@@ -265,7 +275,7 @@ def nothing_fits(computed: BudgetComputed, longest: LongestRequest | None) -> Bu
     terms = {each.term: each.bytes for each in computed.terms}
     shown = ", ".join(f"{name} {format_bytes(size)}" for name, size in terms.items())
     missing = format_bytes(computed.missing_bytes)
-    by_bytes = any(each.term == "requested" and each.source == "requested_bytes" for each in computed.terms)
+    by_bytes = source_of(computed, "requested") == "requested_bytes"
     request = "requested_bytes" if by_bytes else "gpu_memory_utilization"
     if computed.blocks < 1 or longest is None:
         text = f"nothing is left for the KV cache, {missing} are missing ({shown})"

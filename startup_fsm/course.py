@@ -8,6 +8,7 @@ decision stands on.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import traceback
@@ -53,7 +54,7 @@ Mode = Literal["default", "observe", "strict"]
 
 _FRAMES: Final = 8
 #: Where a simulated device follows allocations.
-_FOLLOWING: Final = str(Path(__file__).parent / "devices")
+_FOLLOWING: Final = f"{Path(__file__).parent / 'devices'}{os.sep}"
 _OURS: Final[tuple[tuple[type[BaseException], str], ...]] = (
     (CheckFailed, "check"),
     (BudgetError, "budget"),
@@ -388,12 +389,11 @@ def _host_ran_out(error: BaseException) -> bool:
 
 
 def _frames(error: BaseException) -> tuple[str, ...]:
-    """The innermost lines; where an allocation failed, those of the engine and not those that made it."""
+    """The innermost lines; where an allocation failed, the engine's own and not those that it passed through."""
     frames = list(traceback.extract_tb(error.__traceback__))
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    passed = (_FOLLOWING,) if torch is None else (_FOLLOWING, str(Path(torch).parent))
-    theirs = [index for index, frame in enumerate(frames) if not frame.filename.startswith(passed)]
-    if theirs:
-        frames = frames[: theirs[-1] + 1]
+    passed = (_FOLLOWING,) if torch is None else (_FOLLOWING, f"{Path(torch).parent}{os.sep}")
+    while len(frames) > 1 and frames[-1].filename.startswith(passed):
+        frames.pop()
     frames = frames[-_FRAMES:]
     return tuple(f"{frame.filename}:{frame.lineno} {frame.name}: {frame.line or ''}".rstrip(": ") for frame in frames)

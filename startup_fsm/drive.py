@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from startup_fsm.budget import Knobs
+from startup_fsm.checks.readings import GRAPH_POOLS
 from startup_fsm.course import Course, OpenState
 from startup_fsm.devices.base import Device
 from startup_fsm.engine import Engine, LongestRequest
@@ -224,7 +225,7 @@ class _Drive:
     def _recover(self, step: LiveStep) -> None:
         self._engine.release_graphs()
         pools = self._measurement.pools
-        purpose = next((name for name in ("throwaway_graphs", "graphs") if name in pools), None)
+        purpose = next((name for name in GRAPH_POOLS if name in pools), None)
         # An engine that captures by itself has the graphs in pools of its own: no less has to be proven then.
         repair = self._boot.device.repair(None if purpose is None else pools[purpose])
         if purpose is not None:

@@ -99,7 +99,12 @@ class Step(Protocol):
         """A named part of this state, such as ``sampler``."""
 
     def pool(self, purpose: str | None = None) -> Pool:
-        """The pool of this state; opened when first asked for."""
+        """
+        The pool of this state; opened when first asked for.
+
+        Raises:
+            ValueError: In a state whose KV cache lies in an arena, where no ``purpose`` is given.
+        """
 
     def kv_buffers(self, count: int, block_bytes: int, blocks: int) -> list[Any]:
         """

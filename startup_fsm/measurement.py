@@ -17,7 +17,7 @@ from typing import Final
 import attrs
 
 from startup_fsm import budget, estimators, probes
-from startup_fsm.checks.readings import graph_pools_of_engine, pools_of_graphs_grew, reserved_in
+from startup_fsm.checks.readings import GRAPH_POOLS, graph_pools_of_engine, pools_of_graphs_grew, reserved_in
 from startup_fsm.devices.base import Arena, Device, Settled
 from startup_fsm.engine import Pool
 from startup_fsm.events import (
@@ -45,7 +45,6 @@ _ERROR_OF_SOME: Final = 64 * MIB
 CAPTURED_ALREADY: Final = "captured already"
 #: What asking takes beyond what was asked for: the allocator's segments are of 20 MiB, the driver's pages of 2.
 _SEGMENT: Final = 24 * MIB
-_GRAPHS = ("throwaway_graphs", "graphs")
 _KV = ("profiling_kv", "kv")
 
 
@@ -168,7 +167,7 @@ class Measurement:
 
     def tear_down(self, state: str, visit: int) -> None:
         """Release graphs, then KV, each with its proof; and make the estimate where the readings allow it."""
-        after_graphs = self._release(_GRAPHS, "F1b", state, visit)
+        after_graphs = self._release(GRAPH_POOLS, "F1b", state, visit)
         # Before the reading that the next budget takes for what is free.
         self._close_arena(state, visit)
         after_kv = self._release(_KV, "F2", state, visit)
@@ -203,14 +202,14 @@ class Measurement:
             self.recorder.measuring_ns += self.device.settle(clear_workspaces=False).duration_ns
         before = self.device.snapshot()
         counts = {purpose: pool.use_count() for purpose, pool in pools.items()}
-        if purposes == _GRAPHS and all(count <= 1 for count in counts.values()):
+        if purposes == GRAPH_POOLS and all(count <= 1 for count in counts.values()):
             # Real graphs are gone too, from here on nothing is baked in any more; what an engine captured into pools
             # of its own is looked for before anything is cleared.
             self.has_real_graphs = False
         for pool in pools.values():
             pool.release()
         after = self.settle(state, visit, label, clear_workspaces=True)
-        if purposes == _GRAPHS:
+        if purposes == GRAPH_POOLS:
             self._find_engine_pools(after, state, visit)
         for purpose, pool in pools.items():
             held, left = reserved_in(before, pool.id), reserved_in(after, pool.id)
@@ -239,10 +238,17 @@ class Measurement:
                 continue
             has_graphs = self.device.has_graphs(name)
             found = probes.holders(self.device.holder_test(name))
-            self._record_holders(name, state, visit, {"pool": name, "has_graphs": has_graphs}, left, found)
+            self._record_holders(name, state, visit, {"pool": name}, left, found, has_graphs=has_graphs)
 
     def _record_holders(
-        self, purpose: str, state: str, visit: int, inputs: dict[str, object], left: int, found: list[probes.Holder]
+        self,
+        purpose: str,
+        state: str,
+        visit: int,
+        inputs: dict[str, object],
+        left: int,
+        found: list[probes.Holder],
+        **more: object,
     ) -> None:
         self.recorder.record(
             ProbeRecorded(
@@ -250,7 +256,7 @@ class Measurement:
                 state=state,
                 visit=visit,
                 inputs=inputs,
-                result={"left_bytes": left, "holders": [attrs.asdict(holder) for holder in found]},
+                result={"left_bytes": left, "holders": [attrs.asdict(holder) for holder in found], **more},
             )
         )
 
@@ -325,7 +331,7 @@ class Measurement:
     @staticmethod
     def _captures_first(computed: BudgetComputed) -> bool:
         """Whether the graphs were captured before sizing, so that they are in what we use and not in a term."""
-        return any(term.term == "graphs" and term.source == CAPTURED_ALREADY for term in computed.terms)
+        return budget.source_of(computed, "graphs") == CAPTURED_ALREADY
 
     def lessons(self) -> dict[str, int]:
         """What failed tries taught, in bytes, for the journal."""

@@ -66,7 +66,8 @@ class Snapshot:
         nvml_used_bytes, nvml_free_bytes, nvml_reserved_bytes: The same by NVML (its total is CUDA's plus reserved).
         process_bytes: This process on the device, by NVML or by the simulator.
         allocated_bytes, requested_bytes, reserved_bytes: The caching allocator now.
-        allocated_peak_bytes, reserved_peak_bytes: Its peaks since they were last reset.
+        allocated_peak_bytes, reserved_peak_bytes: Its peaks since they were last reset; a live start resets them when a
+            state begins.
         retries: How often the allocator emptied its cache and tried again.
         ooms: How often memory ran out.
         pools: Bytes by pool; the default pool is one.

@@ -39,8 +39,6 @@ class LiveStep:
         measurement: Readings and pools of this start.
         show: Gets ``(state, done, total, unit)`` where progress can be seen; None where it cannot.
         boundary: Raises where another rank failed; called where a long state comes to a new part of its work.
-        capacity: Most KV bytes an arena is reserved for; None where the plan has none.
-        prefix_blocks: Blocks of an arena that are mapped before capture.
     """
 
     def __init__(

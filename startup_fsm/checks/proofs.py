@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from startup_fsm import ranks
-from startup_fsm.checks.readings import graph_pools_of_engine, holders_of, reserved_in, sequence_numbers, shown_holders
+from startup_fsm.checks.readings import (
+    GRAPH_POOLS,
+    graph_pools_of_engine,
+    holders_of,
+    reserved_in,
+    sequence_numbers,
+    shown_holders,
+)
 from startup_fsm.findings import Finding
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot, format_bytes
@@ -12,7 +19,6 @@ from startup_fsm.memory import Snapshot, format_bytes
 def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, run: RunState) -> list[Finding]:
     """Released pools hold nothing any more; otherwise the holder is named."""
     found: list[Finding] = []
-    codes = {"throwaway_graphs": "teardown.graphs_alive", "graphs": "teardown.graphs_alive"}
     for life in run.pools:
         released = life.released
         if released is None or life.released_seq is None or life.released_seq < visit.entered_seq:
@@ -20,7 +26,7 @@ def pools_gone(visit: Visit, before: Snapshot | None, after: Snapshot | None, ru
         if released.state != visit.state or (not released.left_bytes and (released.use_count or 0) <= 1):
             continue
         seq, holders = holders_of(visit, released.purpose)
-        is_graph = released.purpose in codes
+        is_graph = released.purpose in GRAPH_POOLS
         alive = is_graph and (released.use_count or 0) > 1
         code = "teardown.graphs_alive" if alive else "teardown.pool_held" if is_graph else "teardown.kv_alive"
         found.append(
@@ -67,7 +73,7 @@ def _engine_pools_alive(visit: Visit, after: Snapshot | None, run: RunState) -> 
             continue
         seq, holders = holders_of(visit, name)
         probe = visit.probes.get(f"holders_{name}")
-        has_graphs = probe is not None and probe[1].inputs.get("has_graphs") is True
+        has_graphs = probe is not None and probe[1].result.get("has_graphs") is True
         what = "a graph of it is alive" if has_graphs else "no graph of it is alive"
         found.append(
             Finding(

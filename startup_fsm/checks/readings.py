@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from startup_fsm import budget
 from startup_fsm.fold import RunState, Visit
 from startup_fsm.memory import Snapshot
+
+#: What pools of ours for graphs are opened for.
+GRAPH_POOLS: Final = ("throwaway_graphs", "graphs")
 
 
 def utilization(run: RunState) -> float | None:
@@ -58,7 +61,7 @@ def grown_pools(before: Snapshot, after: Snapshot) -> list[str]:
 
 def pools_of_graphs_grew(before: Snapshot, after: Snapshot) -> bool:
     """Whether something was captured in between: into a pool of ours for graphs, or by the engine into its own."""
-    ours = [pool for pool in after.pools if pool.purpose in ("throwaway_graphs", "graphs")]
+    ours = [pool for pool in after.pools if pool.purpose in GRAPH_POOLS]
     grew = any(pool.reserved_bytes > reserved_in(before, pool.pool) for pool in ours)
     return grew or bool(grown_pools(before, after))
 
@@ -79,7 +82,7 @@ def graphs_reserved(visit: Visit, run: RunState) -> tuple[int, int] | None:
     since = torn[-1] if torn else 0
     for seq, computed in reversed(run.budgets):
         if since < seq < visit.entered_seq:
-            if any(term.term == "graphs" and term.source == budget.NOT_APART for term in computed.terms):
+            if budget.source_of(computed, "graphs") == budget.NOT_APART:
                 return None
             return seq, -budget.term(computed, "graphs")
     return None

@@ -176,7 +176,7 @@ def _what_took_more(verify: Visit, run: RunState, computed: BudgetComputed) -> s
     # What the engine takes by a name of its own may come in any of them.
     kept = -sum(term.bytes for term in computed.terms if term.source == budget.OF_ENGINE)
     meant = {"allocate_kv": (computed.kv_bytes, "more than its blocks")}
-    if not any(term.term == "graphs" and term.source == budget.NOT_APART for term in computed.terms):
+    if budget.source_of(computed, "graphs") != budget.NOT_APART:
         meant["capture_graphs"] = (-budget.term(computed, "graphs"), "more than was reserved")
     said: list[str] = []
     for state, (size, words) in meant.items() if run.last("commit_kv") is None else ():

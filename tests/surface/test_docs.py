@@ -232,3 +232,38 @@ def test_states_page_is_current():
     page = text("concepts/states-and-plans.md").partition("## Plans")[0]
 
     assert dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, flags=re.MULTILINE)) == VOCABULARY
+
+
+def shown(command: str) -> list[str]:
+    """What the README shows below a command, without what it leaves out."""
+    below = README.read_text(encoding="utf-8").partition(f"$ {command}\n")[2]
+    lines = re.split(r"^(?:```|\$ )", below, maxsplit=1, flags=re.MULTILINE)[0].splitlines()
+    return [line.rstrip() for line in lines if line.strip() not in ("", "[...]")]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ".venv/bin/startup-fsm demo --fault estimate-short",
+        "startup-fsm doctor tests/logs/started/sampler_at_0996_v1.log",
+    ],
+)
+def test_what_the_readme_shows_is_what_comes_out(command: str, tmp_path: Path):
+    """Line by line, in its order; what is left out stands as [...]."""
+    _, *arguments = command.split()
+    paths = [str(ROOT / each) if (ROOT / each).exists() else each for each in arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("STARTUP_FSM_")}
+    ran = subprocess.run(
+        [sys.executable, "-m", "startup_fsm", *paths],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=180,
+    )
+    lines = iter(line.rstrip() for line in ran.stdout.splitlines())
+    expected = shown(command)
+
+    assert len(expected) > 5
+    assert [line for line in expected if line not in lines] == []

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 import pytest
 
+from startup_fsm.advice import advise
 from startup_fsm.budget import Knobs
-from startup_fsm.findings import SETTINGS, Advice, Change
+from startup_fsm.findings import SETTINGS, Advice, Change, Finding
 from startup_fsm.memory import GIB, MIB
 from startup_fsm.plan import eager, single_capture
 from startup_fsm.testing import counting_start, verdict_of
@@ -176,3 +177,19 @@ def test_one_word_on_each_setting(verdicts: dict[str, Verdict]) -> None:
     for verdict in verdicts.values():
         settings = [change.setting for advice in verdict.advice for change in advice.changes]
         assert len(set(settings)) == len(settings)
+
+
+def test_bytes_that_stay_unused_are_asked_for() -> None:
+    """Where the request is bytes, the advice is bytes, and the start that takes it has a larger KV cache."""
+    boot, _ = counting_start(knobs=Knobs(requested_bytes=3 * GIB))
+    finding = Finding(code="budget.unused", severity="note", state="verify", message="unused", bytes=512 * MIB)
+    with boot.state("init_device"):
+        pass
+    assert advise(finding, None, boot.history) == []
+
+    boot, engine = counting_start(knobs=Knobs(requested_bytes=3 * GIB))
+    boot.run(engine)
+    (change,) = advise(finding, None, boot.history)[0].changes
+    assert (change.setting, change.direction, change.before, change.to, change.unit) == (
+        "requested_bytes", "raise", 3 * GIB, 3 * GIB + 512 * MIB, "bytes",
+    )  # fmt: skip

@@ -108,6 +108,15 @@ def test_the_smaller_of_two_readings_of_free_memory_decides() -> None:
     assert term(compute(inputs()), "not_free") == 0
 
 
+@given(ARBITRARY)
+def test_no_reserve_has_the_name_of_a_term(given_inputs: Inputs) -> None:
+    """Whatever a budget charges by itself cannot be taken for what an engine named."""
+    ours = [each.term for each in compute(given_inputs).terms if each.source != "engine"]
+    for name in ours:
+        with pytest.raises(ValueError, match="is a term of the budget already"):
+            compute(inputs(reserve={name: 1}))
+
+
 def test_what_the_engine_reserves_is_a_term_for_each_name() -> None:
     """It is taken off once, is told from ours by its source, and a KV cache of fewer blocks comes out."""
     plain = compute(inputs())

@@ -9,6 +9,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -357,51 +358,56 @@ class Cycle:
         self.ending()
 
 
+class Elsewhere:
+    """Another thread that comes into the middle of its work, and stays there for a moment more."""
+
+    def __init__(self) -> None:
+        self._begun, self._over = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self._begun.set()
+        self._over.wait(10)
+
+    @contextmanager
+    def inside(self, work: Callable[[], object]) -> Iterator[Callable[[], None]]:
+        """The body runs meanwhile; what it gets lets the other go on soon."""
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert self._begun.wait(10)
+        yield threading.Timer(0.2, self._over.set).start
+        thread.join()
+
+
 def test_garbage_is_collected_while_another_thread_collects() -> None:
     """A collection that returned at once because one was under way is made again."""
-    begun, over = threading.Event(), threading.Event()
-
-    def ending() -> None:
-        begun.set()
-        over.wait(10)
-
-    Cycle(ending)
-    other = threading.Thread(target=gc.collect)
-    other.start()
-    assert begun.wait(10)
-    gone = weakref.ref(Cycle())
-    gc.collect()
-    assert gone() is not None
-    threading.Timer(0.2, over.set).start()
-    probes.collect_garbage()
-
-    assert gone() is None
-    other.join()
+    elsewhere = Elsewhere()
+    Cycle(elsewhere)
+    with elsewhere.inside(gc.collect) as go_on:
+        gone = weakref.ref(Cycle())
+        gc.collect()
+        assert gone() is not None
+        go_on()
+        probes.collect_garbage()
+        assert gone() is None
 
 
 def test_a_look_at_the_heap_keeps_nothing_alive_for_others() -> None:
     """Whoever settles on another thread waits until the list of all objects is gone."""
-    begun, over = threading.Event(), threading.Event()
-    fresh = tensor()
+    elsewhere, fresh = Elsewhere(), tensor()
     address = fresh.data_ptr()
 
     def lives_here(each: Any) -> bool:
         if each.data_ptr() == address:
-            begun.set()
-            over.wait(10)
+            elsewhere()
         return False
 
-    other = threading.Thread(target=holders, args=(lives_here,))
-    other.start()
-    assert begun.wait(10)
-    gone = weakref.ref(fresh)
-    del fresh
-    assert gone() is not None
-    threading.Timer(0.2, over.set).start()
-    probes.collect_garbage()
-
-    assert gone() is None
-    other.join()
+    with elsewhere.inside(lambda: holders(lives_here)) as go_on:
+        gone = weakref.ref(fresh)
+        del fresh
+        assert gone() is not None
+        go_on()
+        probes.collect_garbage()
+        assert gone() is None
 
 
 def test_what_an_engine_froze_is_collected_and_frozen_again() -> None:

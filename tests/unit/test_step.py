@@ -114,14 +114,6 @@ class TestFailure:
         assert where[-1].partition(":")[0] == __file__
         assert "torch.empty" in where[-1]
 
-    def test_a_failure_of_the_device_itself_keeps_its_lines(self):
-        """What has no line of anybody else is shown as it is."""
-        boot, _ = counting_start(plan=observed())
-        with pytest.raises(RuntimeError), boot.state("warmup"):
-            raise RuntimeError
-
-        assert boot.history.last("warmup").failed.where
-
 
 def test_an_overrun_says_what_took_more():
     """By state: the cache beyond its blocks, and the first step beyond the headroom."""
